@@ -1,0 +1,42 @@
+"""What every open handle has in common: it ends with a fork, and it does not travel by pickle."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import NoReturn
+
+__all__ = ["Handle"]
+
+_open: weakref.WeakSet[Handle] = weakref.WeakSet()
+
+
+class Handle:
+    """The base of readers, writers, receivers and stores.
+
+    A child process must not use what its parent opened: descriptors, locks and mappings are shared,
+    and two writers would write over each other.  After a fork ``forked`` is called in the child; a
+    handle closes itself there without touching the disk.
+
+    >>> import pickle
+    >>> pickle.dumps(Handle())
+    Traceback (most recent call last):
+    TypeError: a Handle cannot be pickled: open it again where it is needed
+    """
+
+    def __init__(self) -> None:
+        _open.add(self)
+
+    def forked(self) -> None:
+        """Close in the child of a fork, leaving everything on disk alone."""
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"a {type(self).__name__} cannot be pickled: open it again where it is needed")
+
+
+def _after_fork() -> None:
+    for handle in list(_open):
+        handle.forked()
+
+
+os.register_at_fork(after_in_child=_after_fork)

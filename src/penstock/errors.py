@@ -1,0 +1,218 @@
+"""Every exception penstock raises, sorted by what the caller should do next.
+
+    PenstockError
+    ├── OptionsError (ValueError)      fix the argument or the configuration
+    ├── UnsupportedError               a format, version or feature this release does not read, by name
+    ├── CorruptionError                stop: the bytes on disk are not what was written
+    ├── ProtocolError                  drop the peer: it broke the wire format
+    ├── ConflictError                  someone was first: read again and decide
+    │   ├── AlreadyExists
+    │   └── RevisionMismatch
+    ├── ExpiredError                   the position or cursor is gone: resync from what it names
+    ├── ReplacedError                  the log or stream was recreated: start over
+    ├── LockedError                    another process owns it
+    ├── ReadOnlyError                  an earlier I/O error latched: mend its cause, reopen
+    ├── ClosedError                    reopen
+    └── RetryError                     later: nothing was lost
+        ├── Backpressure
+        ├── NotConnected
+        └── Timeout (TimeoutError)
+
+All of them survive pickling, because Spark workers pickle what they raise: every argument of a
+constructor goes to Exception as it is.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "PenstockError",
+    "OptionsError",
+    "UnsupportedError",
+    "CorruptionError",
+    "ProtocolError",
+    "ConflictError",
+    "AlreadyExists",
+    "RevisionMismatch",
+    "ExpiredError",
+    "ReplacedError",
+    "LockedError",
+    "ReadOnlyError",
+    "ClosedError",
+    "RetryError",
+    "Backpressure",
+    "NotConnected",
+    "Timeout",
+]
+
+
+class PenstockError(Exception):
+    """The root of everything penstock raises.
+
+    >>> issubclass(CorruptionError, PenstockError)
+    True
+    """
+
+
+class OptionsError(PenstockError, ValueError):
+    """An argument or a setting contradicts itself or the data: fix the call.
+
+    >>> str(OptionsError("region_bytes=5: must be a multiple of the page size"))
+    'region_bytes=5: must be a multiple of the page size'
+    """
+
+
+class UnsupportedError(PenstockError):
+    """A format, version or feature this release does not read, called by its name.
+
+    >>> raise UnsupportedError("chan: xchannel format v4 is not read by this release")
+    Traceback (most recent call last):
+    penstock.errors.UnsupportedError: chan: xchannel format v4 is not read by this release
+    """
+
+
+class CorruptionError(PenstockError):
+    """Bytes fail their own check.  Never retried, never skipped in silence.
+
+    >>> str(CorruptionError("chan", 112, "commit byte is 2"))
+    'chan at byte 112: commit byte is 2'
+    """
+
+    def __init__(self, file: str, byte: int, reason: str) -> None:
+        super().__init__(file, byte, reason)
+        self.file, self.byte, self.reason = file, byte, reason
+
+    def __str__(self) -> str:
+        return f"{self.file} at byte {self.byte}: {self.reason}"
+
+
+class ProtocolError(PenstockError):
+    """A peer broke the wire format: drop it.
+
+    >>> str(ProtocolError("127.0.0.1:4001", "CONNECT", "protocol level 9"))
+    '127.0.0.1:4001 in CONNECT: protocol level 9'
+    """
+
+    def __init__(self, peer: str, packet: str, reason: str) -> None:
+        super().__init__(peer, packet, reason)
+        self.peer, self.packet, self.reason = peer, packet, reason
+
+    def __str__(self) -> str:
+        return f"{self.peer} in {self.packet}: {self.reason}"
+
+
+class ConflictError(PenstockError):
+    """Someone was first: read again and decide.
+
+    >>> issubclass(RevisionMismatch, ConflictError)
+    True
+    """
+
+
+class AlreadyExists(ConflictError):
+    """What was to be created is there already.
+
+    >>> raise AlreadyExists("devices/7")
+    Traceback (most recent call last):
+    penstock.errors.AlreadyExists: devices/7
+    """
+
+
+class RevisionMismatch(ConflictError):
+    """A compare-and-set named a revision that is no longer the newest.
+
+    >>> raise RevisionMismatch("devices/7")
+    Traceback (most recent call last):
+    penstock.errors.RevisionMismatch: devices/7
+    """
+
+
+class ExpiredError(PenstockError):
+    """The position is gone; what is left begins at ``first``.
+
+    >>> str(ExpiredError("orders", 12, 4096))
+    'orders: position 12 has expired, the log begins at 4096'
+    """
+
+    def __init__(self, log: str, position: int, first: int) -> None:
+        super().__init__(log, position, first)
+        self.log, self.position, self.first = log, position, first
+
+    def __str__(self) -> str:
+        return f"{self.log}: position {self.position} has expired, the log begins at {self.first}"
+
+
+class ReplacedError(PenstockError):
+    """The log was deleted or recreated under the same name: start over.
+
+    >>> str(ReplacedError("orders", "its log id changed"))
+    'orders was replaced: its log id changed'
+    """
+
+    def __init__(self, log: str, reason: str) -> None:
+        super().__init__(log, reason)
+        self.log, self.reason = log, reason
+
+    def __str__(self) -> str:
+        return f"{self.log} was replaced: {self.reason}"
+
+
+class LockedError(PenstockError):
+    """Another process, or another handle of this one, owns it.
+
+    >>> raise LockedError("orders: another writer has it open")
+    Traceback (most recent call last):
+    penstock.errors.LockedError: orders: another writer has it open
+    """
+
+
+class ReadOnlyError(PenstockError):
+    """An earlier I/O error latched: nothing more is written until it is mended and reopened.
+
+    >>> raise ReadOnlyError("orders: an earlier write failed: No space left on device")
+    Traceback (most recent call last):
+    penstock.errors.ReadOnlyError: orders: an earlier write failed: No space left on device
+    """
+
+
+class ClosedError(PenstockError):
+    """The handle was closed, or belongs to the process this one was forked from.
+
+    >>> raise ClosedError("orders: the writer is closed")
+    Traceback (most recent call last):
+    penstock.errors.ClosedError: orders: the writer is closed
+    """
+
+
+class RetryError(PenstockError):
+    """Call again later: nothing was lost.
+
+    >>> issubclass(Timeout, RetryError) and issubclass(Timeout, TimeoutError)
+    True
+    """
+
+
+class Backpressure(RetryError):
+    """The receiving side is full for now.
+
+    >>> raise Backpressure("orders: 65536 messages wait")
+    Traceback (most recent call last):
+    penstock.errors.Backpressure: orders: 65536 messages wait
+    """
+
+
+class NotConnected(RetryError):
+    """There is no connection at the moment.
+
+    >>> raise NotConnected("nats: reconnecting")
+    Traceback (most recent call last):
+    penstock.errors.NotConnected: nats: reconnecting
+    """
+
+
+class Timeout(RetryError, TimeoutError):
+    """The time given ran out before there was an answer.
+
+    >>> raise Timeout("orders: no record within 0.5 s")
+    Traceback (most recent call last):
+    penstock.errors.Timeout: orders: no record within 0.5 s
+    """

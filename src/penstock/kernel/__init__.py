@@ -1,0 +1,49 @@
+"""The hot loops, compiled where there is a compiler and in plain Python where there is none.
+
+``native`` says which one this process runs, ``reason`` why it is not the compiled one.  Both have the
+same functions; only the compiled one promises an order between processes, so without it a live mmap
+log refuses to open while sealed files and everything else work.
+
+>>> from penstock import kernel
+>>> kernel.native or bool(kernel.reason)
+True
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+__all__ = [
+    "native",
+    "reason",
+    "Mapping",
+    "Cursor",
+    "load_counts",
+    "total_bytes",
+    "gather_spans",
+    "to_bytes_list",
+    "binary_views",
+    "decode_envelopes",
+]
+
+native = True
+reason = ""
+
+if not TYPE_CHECKING:
+    try:
+        from penstock.kernel import envelope, gather, maps, xchannel
+    except ImportError as exc:
+        native = False
+        reason = f"the compiled kernel is not installed ({exc})"
+        from penstock.kernel.twin import envelope, gather, maps, xchannel
+else:
+    from penstock.kernel import envelope, gather, maps, xchannel
+
+Mapping = maps.Mapping
+Cursor = xchannel.Cursor
+load_counts = xchannel.load_counts
+total_bytes = gather.total_bytes
+gather_spans = gather.gather
+to_bytes_list = gather.to_bytes_list
+binary_views = gather.binary_views
+decode_envelopes = envelope.decode

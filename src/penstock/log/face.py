@@ -1,0 +1,96 @@
+"""The face of a log: what the CLI, the Spark source, taps, folds and tests are written against, once.
+
+What a format adds (ack and compression, a sequence index, reserve and commit) stays in its folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.batch import Batch
+from penstock.log.options import DEFAULT_LIMIT
+from penstock.types import Problem
+
+__all__ = ["LogReader", "LogWriter"]
+
+
+class LogReader(Protocol):
+    """A log to read from, at any position, by any number of readers.
+
+    Invariants:
+
+    1. Positions grow from record to record and are stable across restarts, rolls and retention.
+    2. What ``read`` returns for a position is the same every time, until retention takes it.
+    3. Reading changes no file.
+    """
+
+    format: str
+    """The name of the format: xchannel, filechannel, messagelog."""
+    path: str
+
+    @property
+    def first_position(self) -> int:
+        """Where the oldest record is, or will be."""
+
+    @property
+    def next_position(self) -> int:
+        """The exclusive bound: behind the newest record that is visible now."""
+
+    @property
+    def durable_position(self) -> int | None:
+        """The exclusive bound of what survives a power cut, or None where nobody here can know."""
+
+    def read(self, position: int, limit: int = DEFAULT_LIMIT) -> Batch:
+        """Return records from ``position`` on: over one buffer, at most ``limit``, maybe fewer.
+
+        Empty only when there is nothing at or behind ``position`` yet.  Reading goes on at the
+        batch's ``next_position``.  ExpiredError below ``first_position``, naming both.
+        """
+
+    def tail(
+        self,
+        position: int | None = None,
+        *,
+        limit: int = DEFAULT_LIMIT,
+        timeout: float | None = None,
+    ) -> Iterator[Batch]:
+        """Yield batches from ``position`` (or from the end) on and wait for more.
+
+        With a ``timeout`` it ends when that many seconds brought nothing.
+        """
+
+    def verify(self) -> Iterator[Problem]:
+        """Yield every problem the log has."""
+
+    def stat(self) -> dict[str, Any]:
+        """Return what there is to say about the log, ready for JSON."""
+
+    def close(self) -> None:
+        """Let go of the files."""
+
+    def __enter__(self) -> Self:
+        """Return the log."""
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+        """Close the log."""
+
+
+class LogWriter(Protocol):
+    """The one writer of a log; a second one is refused with LockedError."""
+
+    def append(self, payload: Any, *, kind: int = 0, timestamp_ns: int | None = None) -> int:
+        """Append one record, now unless a time is given, and return its position."""
+
+    def append_many(self, payloads: Any, *, kind: Any = 0, timestamp_ns: Any = None) -> NDArray[np.int64]:
+        """Append many records (a list, an Arrow array, a Batch) and return their positions."""
+
+    def sync(self) -> int:
+        """Return when everything appended so far survives a power cut, with that position."""
+
+    def close(self) -> None:
+        """Let go of the log and of its lock."""

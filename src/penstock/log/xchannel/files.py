@@ -1,0 +1,176 @@
+"""The files of a channel: finding them, opening one, mapping it window by window, finding its end."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Final
+
+from penstock import kernel
+from penstock.disk import ReadDisk, ReadFile
+from penstock.disk.posix import folder_of
+from penstock.errors import CorruptionError, OptionsError, UnsupportedError
+from penstock.kernel import Cursor, Mapping
+from penstock.log.xchannel.format import (
+    FIRST_SLOT,
+    MAX_SEQUENCE,
+    RECORD,
+    SLOT_BYTES,
+    ChannelHeader,
+    Kind,
+    Stop,
+    file_path,
+    file_sequence,
+    position_of,
+)
+
+__all__ = ["ChannelFile", "discover", "page_size", "problem_at", "sidecar_prefix"]
+
+WINDOW_BYTES: Final = 64 << 20
+"""How much of a file is mapped at a time: what bounds the memory of a reader or writer."""
+
+page_size: Final = os.sysconf("SC_PAGE_SIZE")
+
+
+def sidecar_prefix(base: str) -> str:
+    """Return the prefix of the channel's sidecars."""
+    return base + ".penstock-"
+
+
+def discover(disk: ReadDisk, base: str) -> list[int]:
+    """Return the numbers of the channel's files, ascending; folders and other names do not count."""
+    name = os.path.basename(base)
+    if not name:
+        raise OptionsError(f"{base!r}: a channel needs a file name")
+    try:
+        names = disk.list(folder_of(base))
+    except FileNotFoundError:
+        raise OptionsError(f"{base}: the folder does not exist") from None
+    found = []
+    for entry in names:
+        sequence = file_sequence(name, entry)
+        if sequence is None:
+            continue
+        stat = disk.stat(os.path.join(os.path.dirname(base), entry))
+        if stat is not None and not stat.is_folder:
+            found.append(sequence)
+    found.sort()
+    if found and found[-1] > MAX_SEQUENCE:
+        raise UnsupportedError(
+            f"{file_path(base, found[-1])}: a file number above {MAX_SEQUENCE} has no position; "
+            "if the file is not part of the channel, move it away"
+        )
+    return found
+
+
+class ChannelFile:
+    """One open file of a channel."""
+
+    def __init__(self, base: str, sequence: int, file: ReadFile) -> None:
+        self.base, self.sequence, self.file = base, sequence, file
+        self.path = file_path(base, sequence)
+        try:
+            self.header = ChannelHeader.decode(self.path, file.read_at(0, FIRST_SLOT))
+        except BaseException:
+            file.close()
+            raise
+        self.region_bytes = self.header.region_bytes
+        unit = math.lcm(self.region_bytes, page_size)
+        self.window_bytes = max(1, WINDOW_BYTES // unit) * unit
+
+    @classmethod
+    def open(cls, disk: ReadDisk, base: str, sequence: int) -> ChannelFile:
+        """Open a file for reading and check its header."""
+        return cls(base, sequence, disk.open(file_path(base, sequence)))
+
+    @property
+    def size(self) -> int:
+        """The length of the file now."""
+        return self.file.stat().size
+
+    def position(self, offset: int) -> int:
+        """Return the position of a byte of this file."""
+        return position_of(self.sequence, offset)
+
+    def window(self, offset: int, *, writable: bool = False) -> tuple[Mapping, int]:
+        """Return the mapping that ``offset`` lies in and where that begins in the file."""
+        start = offset // self.window_bytes * self.window_bytes
+        length = self.window_bytes
+        if not kernel.native:  # the twin maps only what is there
+            length = min(length, max(self.size - start, 1))
+        return self.file.map(start, length, writable=writable), start
+
+    def attach(self, cursor: Cursor, offset: int, bound: int | None = None) -> None:
+        """Put a cursor on ``offset``, free to walk to the end of its window or of the file."""
+        mapping, start = self.window(offset)
+        stop = min(len(mapping), max(0, min(self.size, bound or self.size) - start))
+        cursor.attach(mapping, offset - start, stop, self.region_bytes, self.position(start))
+
+    def walk(self, cursor: Cursor, *, until: int = -1) -> tuple[int, int]:
+        """Walk an attached cursor on, window by window; return (user, service) records passed."""
+        users = services = 0
+        while True:
+            start = cursor.window_position - self.position(0)
+            more = cursor.walk(-1 if until < 0 else max(until - start, 0))
+            users, services = users + more[0], services + more[1]
+            offset = start + cursor.at
+            if cursor.status != Stop.END or offset >= self.size:
+                return users, services
+            if 0 <= until <= offset:
+                return users, services
+            self.attach(cursor, offset)
+
+    def find_tail(self, cursor: Cursor) -> int:
+        """Walk ``cursor`` to the end of what is committed and return that offset.
+
+        Every region begins with a record, so the walk is one region long however large the file is.
+        It does not rest on write_position, which a crash leaves behind.
+        """
+        region = (self.size - 1) // self.region_bytes
+        while region > 0 and self.file.read_at(region * self.region_bytes, 1) in (b"\0", b""):
+            region -= 1  # not begun: the end is here only if the region before ends with a Skip
+        self.attach(cursor, max(region * self.region_bytes, 0))
+        self.walk(cursor)
+        return cursor.position - self.position(0)
+
+    def is_sealed(self) -> bool:
+        """Whether the file ends with a Roll: nobody writes to it any more."""
+        cursor = Cursor()
+        self.find_tail(cursor)
+        return cursor.status == Stop.ROLLED
+
+    def close(self) -> None:
+        """Let go of the file; windows stay."""
+        self.file.close()
+
+
+def problem_at(file: ChannelFile, offset: int, stop: int) -> CorruptionError:
+    """Return what is wrong with the slot at ``offset``, in words."""
+    size = file.size
+    raw = file.file.read_at(offset, SLOT_BYTES)
+    committed, kind, _, length, _ = RECORD.unpack(raw.ljust(SLOT_BYTES, b"\0"))
+    left = file.region_bytes - offset % file.region_bytes
+    where = offset
+    match stop:
+        case Stop.BAD_COMMIT:
+            reason = f"commit byte is {committed}, neither 0 nor 1"
+        case Stop.BAD_KIND:
+            where, reason = offset + 1, f"record kind is {kind}, not one of 0 to 3"
+        case Stop.PAST_REGION:
+            name = Kind(kind).name.capitalize()
+            where, reason = offset + 4, (
+                f"the {name} record has length {length}, but its region has {left - SLOT_BYTES} bytes left"
+            )  # fmt: skip
+        case Stop.SHORT_SKIP:
+            where, reason = offset + 4, (
+                f"the Skip has length {length}, but its region has {left - SLOT_BYTES} bytes left"
+            )  # fmt: skip
+        case Stop.NO_SLOT:
+            reason = f"only {left} bytes are left in the region, too few for a record header"
+        case Stop.TRUNCATED:
+            where, reason = size, f"the file ends inside the record at byte {offset}"
+        case Stop.END:
+            where, reason = size, "the file ends where its next region should begin"
+        case _:
+            where, reason = size, f"the file is cut: {size} bytes are not a whole number of regions"
+    return CorruptionError(file.path, where, reason)

@@ -1,0 +1,268 @@
+"""A channel with the common face of logs."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, Final, Self
+
+from penstock import kernel
+from penstock.batch import Batch
+from penstock.disk import Handle, PosixDisk, ReadDisk
+from penstock.errors import CorruptionError, ExpiredError, OptionsError, PenstockError
+from penstock.kernel import Cursor
+from penstock.log.options import DEFAULT_LIMIT
+from penstock.log.sidecar import Sidecar
+from penstock.log.xchannel.files import ChannelFile, discover, problem_at, sidecar_prefix
+from penstock.log.xchannel.format import (
+    FIRST_SLOT,
+    SLOT_BYTES,
+    ChannelHeader,
+    Stop,
+    file_path,
+    position_of,
+    split_position,
+)
+from penstock.log.xchannel.reader import Reader
+from penstock.types import Problem
+
+__all__ = ["XChannelLog", "open_reader", "recognise"]
+
+PGSS: Final = b"PGSS"
+
+
+class XChannelLog(Handle):
+    """A channel, read through the face that all logs have.
+
+    >>> import tempfile
+    >>> from penstock.log.xchannel import Writer
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> writer = Writer.open(folder.name + "/ticks")
+    >>> positions = writer.append_many([b"one", b"two"])
+    >>> log = XChannelLog(folder.name + "/ticks")
+    >>> log.first_position, log.next_position, log.read(104).to_payloads()
+    (80, 128, [b'two'])
+    >>> list(log.verify())
+    []
+    >>> log.close(); writer.close(); folder.cleanup()
+    """
+
+    format = "xchannel"
+
+    def __init__(self, path: str | os.PathLike[str], disk: ReadDisk | None = None) -> None:
+        super().__init__()
+        self.path = os.fspath(path)
+        self._disk = disk or PosixDisk()
+        self._sidecar = Sidecar(self._disk, sidecar_prefix(self.path))
+        self._lock = threading.RLock()
+        self._reader: Reader | None = None
+        self._sequences()
+
+    @property
+    def first_position(self) -> int:
+        """Where the oldest record is, or will be."""
+        return position_of(self._sequences()[0], FIRST_SLOT)
+
+    @property
+    def next_position(self) -> int:
+        """Behind the newest record that is visible now."""
+        with Reader.open(self.path, "live", disk=self._disk) as reader:
+            return reader.position
+
+    @property
+    def durable_position(self) -> int | None:
+        """The durable mark, if its writer keeps one."""
+        return self._sidecar.durable_position()
+
+    @property
+    def content(self) -> str:
+        """``raw``, or ``envelope/1`` if its writer said so."""
+        identity = self._sidecar.identity()
+        return "raw" if identity is None else identity.content
+
+    def read(self, position: int, limit: int = DEFAULT_LIMIT) -> Batch:
+        """Return records from ``position`` on."""
+        with self._lock:
+            if self._reader is None:
+                self._reader = Reader.open(self.path, position, disk=self._disk)
+            elif self._reader.position != position:
+                self._reader.seek(position)
+            if split_position(position)[0] < self._sequences()[0]:
+                raise ExpiredError(self.path, position, self.first_position)
+            return self._reader.read_batch(limit)
+
+    def tail(
+        self,
+        position: int | None = None,
+        *,
+        limit: int = DEFAULT_LIMIT,
+        timeout: float | None = None,
+    ) -> Iterator[Batch]:
+        """Yield batches from ``position`` (or from the end) on and wait for more."""
+        start = "live" if position is None else position
+        with Reader.open(self.path, start, disk=self._disk) as reader:  # type: ignore[arg-type]
+            yield from reader.batches(limit, timeout)
+
+    def verify(self) -> Iterator[Problem]:
+        """Yield every problem: damage, file by file and region by region, then what the headers get wrong."""
+        sequences = self._sequences()
+        for index, sequence in enumerate(sequences):
+            last = index == len(sequences) - 1
+            try:
+                file = ChannelFile.open(self._disk, self.path, sequence)
+            except CorruptionError as exc:
+                yield Problem(exc.file, exc.byte, exc.reason)
+                continue
+            except PenstockError as exc:
+                yield Problem(file_path(self.path, sequence), 0, str(exc))
+                continue
+            try:
+                yield from _verify_file(file, last=last)
+            finally:
+                file.close()
+            if not last and sequences[index + 1] != sequence + 1:
+                missing = file_path(self.path, sequence + 1)
+                yield Problem(
+                    missing,
+                    0,
+                    f"missing, though {file_path(self.path, sequences[index + 1])} is there",
+                )
+
+    def stat(self) -> dict[str, Any]:
+        """Return what there is to say about the channel, without walking it."""
+        sequences = self._sequences()
+        files, total, region = [], 0, None
+        for sequence in sequences:
+            path = file_path(self.path, sequence)
+            found = self._disk.stat(path)
+            size = 0 if found is None else found.size
+            total += size
+            entry: dict[str, Any] = {"file": path, "bytes": size}
+            try:
+                file = ChannelFile.open(self._disk, self.path, sequence)
+            except (PenstockError, OSError) as exc:
+                entry["problem"] = str(exc)
+            else:
+                region = file.region_bytes
+                entry["messages"] = max(0, file.header.message_count - 1)
+                file.close()
+            files.append(entry)
+        identity = self._sidecar.identity()
+        return {
+            "format": self.format,
+            "path": self.path,
+            "log_id": None if identity is None else identity.log_id,
+            "content": self.content,
+            "first_position": self.first_position,
+            "next_position": self._try(lambda: self.next_position),
+            "durable_position": self.durable_position,
+            "bytes": total,
+            "region_bytes": region,
+            "cursors": self._sidecar.cursors(),
+            "files": files,
+        }
+
+    def close(self) -> None:
+        """Let go of the files."""
+        with self._lock:
+            if self._reader is not None:
+                self._reader.close()
+            self._reader = None
+            self._sidecar.close()
+
+    def forked(self) -> None:
+        """Forget the parent's reader in the child of a fork; the next read opens its own."""
+        self._lock = threading.RLock()
+        self._reader = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def _sequences(self) -> list[int]:
+        sequences = discover(self._disk, self.path)
+        if not sequences:
+            raise OptionsError(f"{self.path}: there is no channel here")
+        return sequences
+
+    @staticmethod
+    def _try(what: Any) -> Any:
+        try:
+            return what()
+        except PenstockError:
+            return None  # verify says more
+
+
+def _verify_file(file: ChannelFile, *, last: bool) -> Iterator[Problem]:
+    """Walk a file to its end, stepping over damage to the next region."""
+    if not kernel.native and not file.is_sealed():
+        yield Problem(file.path, 0, f"not checked: it may still be written to, and {kernel.reason}")
+        return
+    cursor, offset, count, damaged = Cursor(), 0, 0, False
+    while True:
+        file.attach(cursor, offset)
+        count += sum(file.walk(cursor))
+        offset, stop = cursor.position - file.position(0), Stop(cursor.status)
+        if cursor.stray >= 0:
+            stray = cursor.window_position + cursor.stray - file.position(0)
+            yield Problem(
+                file.path,
+                stray + 1,
+                "a Channel record in the middle of a file; readers step over it",
+            )
+        if stop in (Stop.TAIL, Stop.ROLLED):
+            break
+        damaged = True
+        exc = problem_at(file, offset, stop)
+        yield Problem(exc.file, exc.byte, exc.reason)
+        offset = (offset // file.region_bytes + 1) * file.region_bytes
+        if stop is Stop.END or offset + SLOT_BYTES > file.size:
+            break
+    if file.size % file.region_bytes:
+        yield Problem(file.path, file.size, "the file is cut: its size is not a whole number of regions")
+    elif not damaged:
+        yield from _verify_header(file, offset, count, stop, last=last)
+
+
+def _verify_header(file: ChannelFile, end: int, count: int, stop: Stop, *, last: bool) -> Iterator[Problem]:
+    """Compare what the header says with what a walk found."""
+    then, now = file.header, ChannelHeader.decode(file.path, file.file.read_at(0, FIRST_SLOT))
+    if now.sequence != file.sequence:
+        reason = f"channel_sequence is {now.sequence}, but the name of the file says {file.sequence}"
+        yield Problem(file.path, 32, reason)
+    if any(now.name):
+        yield Problem(file.path, 48, "the name field is not zero")
+    if stop is Stop.TAIL and not last:
+        yield Problem(file.path, end, "no Roll, though the channel goes on in a later file")
+    if then != now:
+        return  # a writer is at work: its counters are between two records
+    at_rest = end + SLOT_BYTES * (2 if stop is Stop.ROLLED else 1)
+    if now.write_position != at_rest:
+        reason = f"write_position is {now.write_position}, but the records end at {at_rest}"
+        yield Problem(file.path, SLOT_BYTES, reason + "; the next writer mends it")
+    elif now.message_count != count:
+        reason = f"message_count is {now.message_count}, but {count} records are there"
+        yield Problem(file.path, SLOT_BYTES + 8, reason)
+
+
+def recognise(disk: ReadDisk, path: str) -> bool:
+    """Whether ``path`` is a channel: the only log that is a file, or the first of a row of files."""
+    found = disk.stat(path)
+    if found is None:
+        try:
+            return bool(discover(disk, path))
+        except OptionsError:
+            return False
+    if found.is_folder:
+        return False
+    with disk.open(path) as file:
+        return file.read_at(0, len(PGSS)) != PGSS
+
+
+def open_reader(disk: ReadDisk, path: str) -> XChannelLog:
+    """Open a channel with the common face."""
+    return XChannelLog(path, disk)

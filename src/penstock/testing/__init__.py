@@ -1,0 +1,1 @@
+"""What penstock's own tests use and yours may: conformance suites, faulty disks, fuzz loops."""
