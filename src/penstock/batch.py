@@ -58,7 +58,7 @@ class Spans:
 
     def to_list(self, buffer: Any) -> list[bytes]:
         """Return all strings as bytes objects."""
-        return kernel.to_bytes_list(buffer, self.offsets, self.lengths)
+        return kernel.to_bytes_list(_bytes(buffer), self.offsets, self.lengths)
 
     def to_arrow(self, buffer: Any, *, view: bool) -> pa.Array:
         """Return the strings as an Arrow array: without a copy, or gathered into one run."""
@@ -135,7 +135,7 @@ class Batch(Sequence[Record]):
     def view(self) -> memoryview:
         """The buffer as bytes."""
         if self._view is None:
-            self._view = memoryview(self.buffer).cast("B")
+            self._view = _bytes(self.buffer)
         return self._view
 
     def payload(self, index: int) -> memoryview:
@@ -304,7 +304,7 @@ class UpdateBatch(Sequence[KvUpdate]):
             )
         if not -len(self) <= index < len(self):
             raise IndexError(f"update {index} of a batch of {len(self)}")
-        view = memoryview(self.buffer).cast("B")
+        view = _bytes(self.buffer)
         return KvUpdate(
             Op(int(self.ops[index])),
             str(self.keys.of(view, index), "utf-8"),
@@ -355,13 +355,17 @@ class UpdateBatch(Sequence[KvUpdate]):
 def payload_text(payload: bytes | memoryview) -> tuple[str, str]:
     r"""Return (``payload``, text) for valid UTF-8, else (``payload_base64``, its base 64).
 
-    >>> payload_text(b"caf\\xc3\\xa9"), payload_text(b"\\xff")
+    >>> payload_text(b"caf\xc3\xa9"), payload_text(b"\xff")
     (('payload', 'café'), ('payload_base64', '/w=='))
     """
     try:
         return "payload", str(payload, "utf-8")
     except UnicodeDecodeError:
         return "payload_base64", base64.b64encode(payload).decode()
+
+
+def _bytes(buffer: Any) -> memoryview:
+    return memoryview(buffer).cast("B")
 
 
 def _views(buffer: Any, spans: Spans) -> pa.Array:
@@ -374,19 +378,19 @@ def _views(buffer: Any, spans: Spans) -> pa.Array:
     if high - low > MAX_SPAN:
         raise OptionsError(f"a batch over {high - low} bytes is too wide for an Arrow view: slice it")
     views = np.empty(16 * len(spans), np.uint8)
-    kernel.binary_views(buffer, spans.offsets, spans.lengths, low, views)
+    kernel.binary_views(_bytes(buffer), spans.offsets, spans.lengths, low, views)
     # Only the bytes of the records are handed out: a mapping may reach past the end of its file.
-    data = pa.py_buffer(memoryview(buffer).cast("B")[low:high])
+    data = pa.py_buffer(_bytes(buffer)[low:high])
     return pa.Array.from_buffers(pa.binary_view(), len(spans), [None, pa.py_buffer(views), data], null_count=0)
 
 
 def _gathered(buffer: Any, spans: Spans) -> pa.Array:
     import pyarrow as pa
 
-    total = kernel.total_bytes(memoryview(buffer).nbytes, spans.offsets, spans.lengths)
+    total = kernel.total_bytes(len(_bytes(buffer)), spans.offsets, spans.lengths)
     data = np.empty(total, np.uint8)
     starts = np.empty(len(spans) + 1, np.int64)
-    kernel.gather_spans(buffer, spans.offsets, spans.lengths, data, starts)
+    kernel.gather_spans(_bytes(buffer), spans.offsets, spans.lengths, data, starts)
     wide = total > MAX_SPAN
     offsets = starts if wide else starts.astype(np.int32)
     kind = pa.large_binary() if wide else pa.binary()

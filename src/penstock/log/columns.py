@@ -48,7 +48,7 @@ def columns_of(payloads: Any, kind: Any = 0, timestamp_ns: Any = None) -> Column
         data, offsets = b"".join(chunks), np.cumsum(lengths) - lengths
     count = len(offsets)
     return Columns(
-        data if memoryview(data).nbytes else b"\0",
+        memoryview(data).cast("B") if memoryview(data).nbytes else b"\0",
         offsets,
         lengths,
         _column(kind, np.uint16, "kind", count),

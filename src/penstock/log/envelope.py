@@ -93,7 +93,7 @@ def decode_envelope(record: bytes | memoryview) -> Envelope:
 def decode_headers(view: memoryview) -> dict[str, bytes]:
     r"""Return the headers of an envelope by name.
 
-    >>> decode_headers(memoryview(b"\\x01\\x00a\\x02\\x00\\x00\\x00hi"))
+    >>> decode_headers(memoryview(b"\x01\x00a\x02\x00\x00\x00hi"))
     {'a': b'hi'}
     """
     headers: dict[str, bytes] = {}
@@ -128,9 +128,7 @@ def open_envelopes(batch: Batch, log: str = "log") -> Batch:
     count = len(batch)
     ops, flags = np.empty(count, np.uint8), np.empty(count, np.uint16)
     times, spans = np.empty(count, np.uint64), np.empty((count, 6), np.int64)
-    good = kernel.decode_envelopes(
-        batch.buffer, batch.payloads.offsets, batch.payloads.lengths, ops, flags, times, spans
-    )
+    good = kernel.decode_envelopes(batch.view, batch.payloads.offsets, batch.payloads.lengths, ops, flags, times, spans)
     if good < count:
         position = int(batch.positions[good])
         raise CorruptionError(log, position, "the record at this position is no envelope of version 1")

@@ -68,8 +68,8 @@ class Register:
     >>> register = Register(MemoryDisk(), "cursor")
     >>> register.read() is None
     True
-    >>> register.write(bytes(16), 77); register.read()
-    (b'\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00', 77)
+    >>> register.write(bytes(16), 77); register.read() == (bytes(16), 77)
+    True
     """
 
     def __init__(self, disk: ReadDisk, path: str) -> None:

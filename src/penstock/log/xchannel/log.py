@@ -23,7 +23,6 @@ from penstock.log.xchannel.format import (
     Stop,
     file_path,
     position_of,
-    split_position,
 )
 from penstock.log.xchannel.reader import Reader
 from penstock.types import Problem
@@ -84,13 +83,14 @@ class XChannelLog(Handle):
 
     def read(self, position: int, limit: int = DEFAULT_LIMIT) -> Batch:
         """Return records from ``position`` on."""
+        first = self.first_position
+        if position < first:
+            raise ExpiredError(self.path, position, first)
         with self._lock:
             if self._reader is None:
                 self._reader = Reader.open(self.path, position, disk=self._disk)
             elif self._reader.position != position:
                 self._reader.seek(position)
-            if split_position(position)[0] < self._sequences()[0]:
-                raise ExpiredError(self.path, position, self.first_position)
             return self._reader.read_batch(limit)
 
     def tail(

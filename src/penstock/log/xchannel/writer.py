@@ -359,7 +359,6 @@ class Writer(Handle):
             window, start = file.window(offset, writable=True)
         self._window, self._window_start = window, start
         head = file.file.map(0, page_size, writable=True)
-        file.file.map(0, page_size, writable=True)
         region_end = (offset // file.region_bytes + 1) * file.region_bytes
         roll_end = self.options.roll_bytes - start if self.options.roll_bytes else NO_ROLL
         self._appender.attach(
