@@ -1,0 +1,168 @@
+"""The command line is an interface: its forms and exit codes are held here."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.log.envelope import CONTENT, Envelope, encode_envelope
+from penstock.log.xchannel import Writer
+from penstock.types import Op
+
+PENSTOCK = [sys.executable, "-W", "error", "-m", "penstock.cli.main"]
+
+
+def penstock(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*PENSTOCK, *words], capture_output=True, text=True, timeout=60, check=False, **options)
+
+
+@pytest.fixture(scope="module")
+def ticks(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = str(tmp_path_factory.mktemp("cli") / "ticks")
+    with Writer.open(path, region_bytes=4096, roll_bytes=8192) as writer:
+        for number in range(300):
+            writer.append(b"tick %d" % number, kind=number % 3, timestamp_ns=number)
+        writer.append(b"\xff\xfe", kind=9, timestamp_ns=2**64 - 1)
+    return path
+
+
+def test_cat_json_is_one_object_a_line_with_the_fixed_names(ticks: str) -> None:
+    done = penstock("cat", ticks, "--json")
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert list(rows[0]) == ["position", "timestamp_ns", "kind", "payload"]
+    assert rows[0] == {"position": 80, "timestamp_ns": 0, "kind": 0, "payload": "tick 0"}
+    assert [row["timestamp_ns"] for row in rows[:-1]] == list(range(300))
+    assert list(rows[-1]) == ["position", "timestamp_ns", "kind", "payload_base64"]
+    assert base64.b64decode(rows[-1]["payload_base64"]) == b"\xff\xfe"
+    assert rows[-1]["timestamp_ns"] == 2**64 - 1
+
+
+def test_cat_begins_at_a_position_and_stops_at_a_limit(ticks: str) -> None:
+    rows = [json.loads(line) for line in penstock("cat", ticks, "--json").stdout.splitlines()]
+    part = penstock("cat", ticks, "--json", "--from", str(rows[100]["position"]), "--limit", "3")
+    assert [json.loads(line) for line in part.stdout.splitlines()] == rows[100:103]
+    assert penstock("cat", ticks, "--json", "--limit", "0").stdout == ""
+
+
+def test_cat_for_people_shows_time_kind_and_payload(ticks: str) -> None:
+    first = penstock("cat", ticks, "--limit", "1").stdout
+    assert first.split() == ["80", "1970-01-01", "00:00:00.000000000Z", "0", "tick", "0"]
+
+
+def test_cat_opens_envelopes_where_the_log_says_so(tmp_path: Path) -> None:
+    path = str(tmp_path / "keyed")
+    with Writer.open(path, content=CONTENT) as writer:
+        writer.append(encode_envelope(Envelope(b"devices/7", b"on", Op.PUT, 5)), timestamp_ns=1)
+    row = json.loads(penstock("cat", path, "--json").stdout)
+    assert (row["key"], row["payload"], row["op"], row["event_time_ns"]) == ("devices/7", "on", 0, 5)
+
+
+def test_cat_into_head_ends_quietly(ticks: str) -> None:
+    command = f"{' '.join(PENSTOCK)} cat {ticks} --json | head -n 1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr, len(done.stdout.splitlines())) == (0, "", 1)
+
+
+def test_tail_shows_the_newest(ticks: str) -> None:
+    rows = [json.loads(line) for line in penstock("tail", ticks, "-n", "2", "--json").stdout.splitlines()]
+    assert [row["timestamp_ns"] for row in rows] == [299, 2**64 - 1]
+
+
+def test_tail_f_waits_for_what_comes(tmp_path: Path) -> None:
+    path = str(tmp_path / "live")
+    with Writer.open(path) as writer:
+        writer.append(b"before")
+        process = subprocess.Popen([*PENSTOCK, "tail", "-f", path, "--json"], stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["payload"] == "before"
+        writer.append(b"after")
+        assert json.loads(process.stdout.readline())["payload"] == "after"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+        process.stdout.close()
+
+
+def test_stat_json_is_one_object(ticks: str) -> None:
+    facts = json.loads(penstock("stat", ticks, "--json", "--count").stdout)
+    assert facts["format"] == "xchannel"
+    assert facts["first_position"] == 80
+    assert facts["records"] == 301
+    assert facts["bytes"] == sum(os.path.getsize(entry["file"]) for entry in facts["files"])
+
+
+def test_verify_lists_every_problem_with_file_byte_and_reason(ticks: str, tmp_path: Path) -> None:
+    assert json.loads(penstock("verify", ticks, "--json").stdout)["problems"] == []
+    path = tmp_path / "bad"
+    with Writer.open(path, region_bytes=4096) as writer:
+        writer.append_many([bytes(1000)] * 12)
+    damaged = bytearray(path.read_bytes())
+    damaged[80], damaged[4096 + 1] = 2, 77  # a commit byte in region 0, a kind in region 1
+    path.write_bytes(damaged)
+    done = penstock("verify", str(path), "--json")
+    found = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert [(problem["byte"], problem["reason"]) for problem in found["problems"]] == [
+        (80, "commit byte is 2, neither 0 nor 1"),
+        (4097, "record kind is 77, not one of 0 to 3"),
+    ]
+    assert {problem["file"] for problem in found["problems"]} == {str(path)}
+
+
+def test_a_damaged_log_gives_what_is_before_the_damage_then_exit_code_1(tmp_path: Path) -> None:
+    path = tmp_path / "bad"
+    with Writer.open(path, region_bytes=4096) as writer:
+        positions = writer.append_many([b"good", b"bad"])
+    damaged = bytearray(path.read_bytes())
+    damaged[positions[1]] = 3
+    path.write_bytes(damaged)
+    done = penstock("cat", str(path), "--json")
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["payload"] == "good"
+    assert f"bad at byte {positions[1]}: commit byte is 3" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (("cat", "nowhere"), 2, "there is nothing here"),
+        (("cat", "."), 2, "not a log of a known format"),
+        (("cat", "{ticks}", "--format", "kafka"), 2, "must be one of"),
+        (("cat", "{ticks}", "--from", "81"), 2, "no record begins at position 81"),
+        (("cat", "{ticks}", "--from", "3"), 1, "has expired, the log begins at 80"),
+        (("cat",), 2, "Missing argument"),
+        (("frobnicate",), 2, "No such command"),
+    ],
+)
+def test_wrong_use_is_told_in_one_line(
+    ticks: str, tmp_path: Path, words: tuple[str, ...], code: int, says: str
+) -> None:
+    done = penstock(*(word.format(ticks=ticks) for word in words), cwd=tmp_path)
+    assert done.returncode == code
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("command", ["cat", "tail", "stat", "verify", "bench", "demo"])
+def test_help_shows_an_example(command: str) -> None:
+    assert f"Example: penstock {command}" in penstock(command, "--help").stdout
+
+
+def test_bench_and_demo_run_and_end_by_themselves(tmp_path: Path) -> None:
+    rates = json.loads(penstock("bench", str(tmp_path), "--seconds", "0.1", "--json").stdout)["records_per_second"]
+    assert set(rates) == {"append", "append_many", "read_batch", "try_read"}
+    assert list(tmp_path.iterdir()) == []
+    done = penstock("demo", "--seconds", "1.5", "--rate", "50000", "--json")
+    assert done.returncode == 0, done.stderr
+    assert all(json.loads(done.stdout)["exact"].values())
