@@ -562,11 +562,19 @@ cdef class Appender:
         return self.reserved
 
     def drop(self):
-        """Give a reservation up; its view is closed, so that it cannot write into a later record."""
+        """Give a reservation up; its view is closed, so that it cannot write into a later record.
+
+        A view that someone looks through (an array made from it) cannot be closed: that one is the
+        caller's to let go of.
+        """
+        cdef object view = self.reservation
         self.reserved = -1
-        if self.reservation is not None:
-            self.reservation.release()
-            self.reservation = None
+        self.reservation = None
+        if view is not None:
+            try:
+                view.release()
+            except BufferError:
+                pass
 
     def commit_skip(self):
         """Fill the rest of the region with a Skip.  The next region must begin with a header."""

@@ -76,9 +76,11 @@ class Writer(Handle):
         self.path, self.options = base, options
         self._disk = disk
         self._mutex = threading.RLock()
+        self._syncing = threading.Lock()
         self._sidecar = Sidecar(disk, sidecar_prefix(base))
         self._dead = ""
         self._committer: Committer | None = None
+        self._head_of: ChannelFile | None = None  # whose channel header is mapped
         self._unsynced = 0  # the oldest file that a sync has yet to reach
         self._marked = False
         self._held = self._sidecar.lock()
@@ -358,11 +360,12 @@ class Writer(Handle):
         if window is None:
             window, start = file.window(offset, writable=True)
         self._window, self._window_start = window, start
-        head = file.file.map(0, page_size, writable=True)
+        if self._head_of is not file:
+            self._head, self._head_of = file.file.map(0, page_size, writable=True), file
         region_end = (offset // file.region_bytes + 1) * file.region_bytes
         roll_end = self.options.roll_bytes - start if self.options.roll_bytes else NO_ROLL
         self._appender.attach(
-            window, head, offset - start, region_end - start, roll_end, start,
+            window, self._head, offset - start, region_end - start, roll_end, start,
             position_of(file.sequence, start),
         )  # fmt: skip
 
@@ -488,20 +491,21 @@ class Writer(Handle):
             self._committer.touch()
 
     def _sync_now(self) -> int:
-        """Sync every file since the last time, then move the mark; runs on the group's thread."""
-        with self._mutex:
-            self._check_open()
-            position, sequence, first = self._appender.position, self._file.sequence, self._unsynced
-            window, used = self._window, self._appender.offset - self._window_start
-        for older in range(first, sequence):
-            self._sync_file(older)
-        window.sync(0, used)
-        self._sync_file(sequence)
-        if first < sequence or not self._marked:
-            self._disk.sync_folder(folder_of(self.path))
-        self._sidecar.write_mark(position)
-        self._unsynced, self._marked = sequence, True
-        return position
+        """Sync every file since the last time, then move the mark, which never moves back."""
+        with self._syncing:
+            with self._mutex:
+                self._check_open()
+                position, sequence, first = self._appender.position, self._file.sequence, self._unsynced
+                window, used = self._window, self._appender.offset - self._window_start
+            for older in range(first, sequence):
+                self._sync_file(older)
+            window.sync(0, used)
+            self._sync_file(sequence)
+            if first < sequence or not self._marked:
+                self._disk.sync_folder(folder_of(self.path))
+            self._sidecar.write_mark(position)
+            self._unsynced, self._marked = sequence, True
+            return position
 
     def _sync_file(self, sequence: int) -> None:
         try:
