@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import numpy as np
 import typer
+from rich.box import SIMPLE
 from rich.live import Live
 from rich.table import Table
 
@@ -184,12 +185,12 @@ def _say(voice: Writer, report: Report, begin: float, files: int) -> None:
 
 
 def _table(reports: dict[str, Report]) -> Table:
-    table = Table(title="penstock demo: one writer, two readers, one channel", title_style="bold")
-    for column in ("process", "ticks", "ticks/s", "file", "missing or torn", *SYMBOLS):
-        table.add_column(column, justify="left" if column == "process" else "right")
+    table = Table(title="one writer, two readers, one channel", title_style="bold", box=SIMPLE, pad_edge=False)
+    for column in ("process", "ticks", "ticks/s", "file", "bad", *SYMBOLS):
+        table.add_column(column, justify="left" if column == "process" else "right", no_wrap=True)
     for report in reports.values():
         speed = f"{report.records / report.seconds:,.0f}" if report.seconds else ""
-        prices = [f"{report.prices[symbol]:.4f}" if symbol in report.prices else "" for symbol in SYMBOLS]
+        prices = [f"{report.prices[symbol]:.2f}" if symbol in report.prices else "" for symbol in SYMBOLS]
         broken = "" if report.role == "writer" else str(report.broken)
         table.add_row(report.role, f"{report.records:,}", speed, str(report.files), broken, *prices)
     return table
@@ -207,6 +208,7 @@ def _summary(reports: dict[str, Report], problems: list[str], size: int, *, json
     if json:
         emit_json({"exact": exact, "bytes": size, "reports": list(reports.values())})
     else:
+        stdout.print()
         for claim, holds in exact.items():
             stdout.print(f"  {'[green]yes[/]' if holds else '[red]NO [/]'}  {claim}", highlight=False)
         stdout.print(
