@@ -16,7 +16,6 @@ from typing import Annotated, Any, Literal
 import msgspec
 import numpy as np
 import typer
-from rich.box import SIMPLE
 from rich.live import Live
 from rich.table import Table
 
@@ -73,18 +72,18 @@ def _run(folder: str, seconds: float, rate: int, *, quiet: bool) -> dict[str, Re
     """Start the three processes, show what they report, and return their last words."""
     spawn = multiprocessing.get_context("spawn")
     Writer.precreate(os.path.join(folder, "ticks"))
-    roles = ("writer", "from the start", "live")
+    roles = ("writer", "from start", "live")
     for role in roles:
         Writer.precreate(os.path.join(folder, role))
     processes = {
         "writer": spawn.Process(target=write_ticks, args=(folder, seconds, rate)),
-        "from the start": spawn.Process(target=read_ticks, args=(folder, "from the start", "first")),
+        "from start": spawn.Process(target=read_ticks, args=(folder, "from start", "first")),
         "live": spawn.Process(target=read_ticks, args=(folder, "live", "live")),
     }
     reports = {role: Report(role) for role in roles}
     tails = {role: Reader.open(os.path.join(folder, role)) for role in roles}
     processes["writer"].start()
-    processes["from the start"].start()
+    processes["from start"].start()
     late = time.monotonic() + 1.0
     deadline = time.monotonic() + seconds + 60
     with Live(_table(reports), console=stdout, refresh_per_second=8, transient=quiet) as live:
@@ -185,7 +184,7 @@ def _say(voice: Writer, report: Report, begin: float, files: int) -> None:
 
 
 def _table(reports: dict[str, Report]) -> Table:
-    table = Table(title="one writer, two readers, one channel", title_style="bold", box=SIMPLE, pad_edge=False)
+    table = Table(title="one writer, two readers, one channel", title_style="bold", box=None, pad_edge=False)
     for column in ("process", "ticks", "ticks/s", "file", "bad", *SYMBOLS):
         table.add_column(column, justify="left" if column == "process" else "right", no_wrap=True)
     for report in reports.values():
