@@ -28,7 +28,7 @@ from penstock import kernel
 from penstock.disk import Disk, File, Handle, PosixDisk
 from penstock.disk.commit import GROUP, Committer
 from penstock.disk.posix import folder_of
-from penstock.errors import ClosedError, CorruptionError, OptionsError, UnsupportedError
+from penstock.errors import ClosedError, CorruptionError, OptionsError, ReadOnlyError, UnsupportedError
 from penstock.kernel import Mapping
 from penstock.log.columns import columns_of
 from penstock.log.options import SYNC_SECONDS, SyncMode
@@ -81,6 +81,7 @@ class Writer(Handle):
         self._committer: Committer | None = None
         self._unsynced = 0  # the oldest file that a sync has yet to reach
         self._marked = False
+        self._unsafe: OSError | None = None
         self._held = self._sidecar.lock()
         try:
             self._open()
@@ -287,7 +288,11 @@ class Writer(Handle):
             sequences = [0]
         self._file, offset = self._continue(sequences[-1], self.options.region_bytes)
         if self._file.sequence > 0:
-            complete_roll(self._disk, self.path, self._file.sequence)
+            try:
+                complete_roll(self._disk, self.path, self._file.sequence, self._file.region_bytes)
+            except BaseException:
+                self._file.close()
+                raise
         self._unsynced = self._file.sequence
         self._largest = self.options.largest_message(self._file.region_bytes)
         self._appender = Appender(self._make_room, self._largest)
@@ -488,7 +493,20 @@ class Writer(Handle):
             self._committer.touch()
 
     def _sync_now(self) -> int:
-        """Sync every file since the last time, then move the mark; runs on the group's thread."""
+        """Sync every file since the last time, then move the mark; runs on the group's thread.
+
+        After a sync that failed nobody knows which pages reached the device, and the next one may succeed
+        without them: the mark never moves again, until the channel is opened anew.
+        """
+        if self._unsafe is not None:
+            raise ReadOnlyError(f"{self.path}: an earlier sync failed: {self._unsafe}; mend its cause and reopen")
+        try:
+            return self._sync_files()
+        except OSError as exc:
+            self._unsafe = exc
+            raise
+
+    def _sync_files(self) -> int:
         with self._mutex:
             self._check_open()
             position, sequence, first = self._appender.position, self._file.sequence, self._unsynced
