@@ -3,8 +3,8 @@
     python fuzz/xchannel_scan.py --inputs 10000000 --seed 7
 
 The bytes lie right before a page that cannot be read, so a single byte read past the end of the file kills the
-process.  After each scan the spans are checked one against the other and against the file; now and then the plain Python
-twin walks the same bytes and must find the same.
+process.  After each scan the spans are checked one against the other and against the file; now and then the plain
+Python twin walks the same bytes and must find the same.
 """
 
 from __future__ import annotations

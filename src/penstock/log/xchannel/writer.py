@@ -44,7 +44,13 @@ NO_ROLL = (1 << 62) - 1
 
 
 class Reservation:
-    """A record being filled in place; ``length`` may be set lower than what was reserved."""
+    """A record being filled in place; ``length`` may be set lower than what was reserved.
+
+    >>> record = Reservation(memoryview(bytearray(8)))
+    >>> record.buffer[:2] = b"hi"; record.length = 2
+    >>> record.position is None  # until it is committed
+    True
+    """
 
     __slots__ = ("buffer", "length", "position")
 
