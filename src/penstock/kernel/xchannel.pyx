@@ -391,7 +391,7 @@ cdef class Appender:
     cdef bint room(self, Py_ssize_t length):
         """Whether length more bytes fit here, faulting pages in ahead when that is all it takes."""
         cdef Py_ssize_t need = self.slot + footprint(length) + HEADER
-        if self.parked or length > self.largest:
+        if self.parked or length < 0 or length > self.largest:
             return False
         if need <= self.limit:
             return True

@@ -42,6 +42,8 @@ __all__ = ["Writer", "Reservation", "cleanup"]
 
 NO_ROLL = (1 << 62) - 1
 
+_Place = tuple[ChannelFile, int, Mapping, int, Mapping]  # file, offset, window, where that starts, channel header
+
 
 class Reservation:
     """A record being filled in place; ``length`` may be set lower than what was reserved.
@@ -302,7 +304,7 @@ class Writer(Handle):
         self._unsynced = self._file.sequence
         self._largest = self.options.largest_message(self._file.region_bytes)
         self._appender = Appender(self._make_room, self._largest)
-        self._attach(self._file, offset)
+        self._attach(self._place(self._file, offset))
         self._appender.resume()
 
     def _continue(self, sequence: int, region_bytes: int | None) -> tuple[ChannelFile, int]:
@@ -363,13 +365,17 @@ class Writer(Handle):
         else:
             self._disk.remove(temporary)
 
-    def _attach(self, file: ChannelFile, offset: int, window: Mapping | None = None) -> None:
-        """Point the appender at ``offset`` of a file, where a header lies already."""
+    def _place(self, file: ChannelFile, offset: int, window: Mapping | None = None) -> _Place:
+        """Map what writing at ``offset`` of a file takes: everything about a move that can fail."""
         start = offset // file.window_bytes * file.window_bytes
         if window is None:
             window, start = file.window(offset, writable=True)
+        return file, offset, window, start, file.file.map(0, page_size, writable=True)
+
+    def _attach(self, place: _Place) -> None:
+        """Point the appender at a place, where a header lies already."""
+        file, offset, window, start, head = place
         self._window, self._window_start = window, start
-        head = file.file.map(0, page_size, writable=True)
         region_end = (offset // file.region_bytes + 1) * file.region_bytes
         roll_end = self.options.roll_bytes - start if self.options.roll_bytes else NO_ROLL
         self._appender.attach(
@@ -425,8 +431,9 @@ class Writer(Handle):
         same = offset - self._window_start < len(self._window)
         window, start = (self._window, self._window_start) if same else file.window(offset, writable=True)
         kernel.xchannel.install_header(window, offset - start)
+        place = self._place(file, offset, window)
         self._appender.commit_skip()
-        self._attach(file, offset, window)
+        self._attach(place)
 
     def _roll(self) -> None:
         """Go on in the next file.  If that cannot be had, this one stays in use."""
@@ -444,9 +451,14 @@ class Writer(Handle):
             successor, offset = self._continue(following, self._file.region_bytes)
         except OptionsError as exc:
             raise CorruptionError(path, 40, str(exc)) from None
+        try:
+            place = self._place(successor, offset)
+        except BaseException:
+            successor.close()
+            raise
         self._appender.commit_roll(time.time_ns())
         old, self._file = self._file, successor
-        self._attach(successor, offset)
+        self._attach(place)
         if self._committer is not None:
             self._committer.touch()
         old.close()
