@@ -113,6 +113,8 @@ class XChannelLog(Handle):
             last = index == len(sequences) - 1
             try:
                 file = ChannelFile.open(self._disk, self.path, sequence)
+            except FileNotFoundError:
+                continue  # retention took it
             except CorruptionError as exc:
                 yield Problem(exc.file, exc.byte, exc.reason)
                 continue
