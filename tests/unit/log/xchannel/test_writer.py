@@ -70,12 +70,12 @@ def test_a_shorter_commit_leaves_a_header_where_the_reader_goes_on(tmp_path: Pat
 def test_the_view_of_a_reservation_is_closed_by_whatever_follows(tmp_path: Path) -> None:  # 56
     with Writer.open(tmp_path / "chan", region_bytes=4096) as writer:
         for follow in (
-            lambda: writer.commit(),
+            writer.commit,
             lambda: writer.append(b"x"),
             lambda: writer.append_many([b"x"]),
             lambda: writer.append_many(Batch.of([b"x"])),
             lambda: writer.reserve(5),
-            lambda: writer.roll(),
+            writer.roll,
         ):
             view = writer.reserve(10)
             view[:] = b"0123456789"
@@ -499,9 +499,9 @@ def test_a_closed_writer_says_so_in_every_way(tmp_path: Path) -> None:
         lambda: writer.append_many([b"x"]),
         lambda: writer.append_many(Batch.of([b"x"])),
         lambda: writer.reserve(1),
-        lambda: writer.commit(),
-        lambda: writer.roll(),
-        lambda: writer.sync(),
+        writer.commit,
+        writer.roll,
+        writer.sync,
         lambda: writer.next_position,
     ):
         with pytest.raises(ClosedError, match="the writer is closed"):
