@@ -384,6 +384,9 @@ cdef class Appender:
         self.measure()
 
     cdef void measure(self) noexcept:
+        if self.parked:  # another thread is at work: only its resume opens the way again
+            self.limit = -1
+            return
         self.limit = min(self.region_end, self.roll_end)
         if self.populates and self.populated < self.limit:
             self.limit = self.populated
@@ -399,8 +402,9 @@ cdef class Appender:
             return False
         self.populated = min(self.region_end, need + POPULATE_AHEAD)
         self.populates = self.window.populate(self.slot, self.populated)
+        # The GIL was away meanwhile: another thread may have appended, moved or parked the appender.
         self.measure()
-        return need <= self.limit
+        return self.slot + footprint(length) + HEADER <= self.limit
 
     @property
     def position(self):
