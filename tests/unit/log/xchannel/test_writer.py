@@ -6,7 +6,9 @@ import errno
 import os
 import pickle
 import struct
+import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -92,11 +94,15 @@ def test_a_reservation_does_not_survive_a_roll(tmp_path: Path) -> None:  # 56
             writer.commit(10)
 
 
+def fail_while_filling(buffer: memoryview) -> None:
+    buffer[:] = b"0123456789"
+    raise RuntimeError("oops")
+
+
 def test_an_exception_while_filling_commits_nothing(tmp_path: Path) -> None:
     with Writer.open(tmp_path / "chan", region_bytes=4096) as writer:
         with pytest.raises(RuntimeError, match="oops"), writer.reserving(10) as record:
-            record.buffer[:] = b"0123456789"
-            raise RuntimeError("oops")
+            fail_while_filling(record.buffer)
         assert record.position is None
         with pytest.raises(ValueError, match="released"):
             record.buffer[0] = 1
@@ -468,6 +474,16 @@ def test_it_works_on_a_disk_in_memory() -> None:
 # --- Threads, close, fork, pickle
 
 
+@pytest.fixture
+def hasty() -> Iterator[None]:
+    """Let threads take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("hasty")
 def test_threads_append_side_by_side(tmp_path: Path) -> None:
     path = tmp_path / "chan"
     with Writer.open(path, region_bytes=4096, roll_bytes=50_000) as writer:
