@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 
 from penstock.disk import Backoff
@@ -11,7 +12,7 @@ def test_the_delays_double_up_to_the_longest() -> None:
     backoff = Backoff()
     delays = [backoff.delay() for _ in range(12)]
     assert delays[0] == 50e-6
-    assert all(b == min(2 * a, 10e-3) for a, b in zip(delays, delays[1:], strict=False))
+    assert all(b == min(2 * a, 10e-3) for a, b in itertools.pairwise(delays))
     assert delays[-1] == 10e-3
     assert backoff.delay(remaining=0.001) == 0.001
     assert backoff.delay(remaining=-1) == 0

@@ -1,4 +1,4 @@
-"""Promise: a register holds the old position or the new one, whenever the power goes; an id tells one log from the next."""
+"""Promise: a register holds the old position or the new one, whenever the power goes; an id names a log."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_an_identity_is_new_each_time_and_read_back() -> None:
     assert len(bytes.fromhex(first.log_id)) == 16
     assert sidecar.create_identity().log_id != first.log_id
     disk.modify("orders.penstock-id").write_at(0, b"{not json")
-    with pytest.raises(CorruptionError, match="orders.penstock-id at byte 0: not the identity"):
+    with pytest.raises(CorruptionError, match=r"orders\.penstock-id at byte 0: not the identity"):
         sidecar.identity()
 
 
