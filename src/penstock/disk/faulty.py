@@ -296,8 +296,7 @@ class FaultyDisk:
         for identity, file in self._held.items():
             new = file.read_at(0, file.stat().size)
             old = self._synced.get(identity, b"")
-            size = rng.choice((len(old), len(new))) if rng.random() < keep else len(old)
-            size = max(size, min(len(old), len(new)))
+            size = len(new) if rng.random() < keep else len(old)
             mixed = bytearray(old[:size].ljust(size, b"\0"))
             for start in range(0, size, PAGE):
                 if rng.random() < keep:

@@ -8,10 +8,10 @@ in penstock/log/xchannel/format.py.  twin/xchannel.py has the same walk in Pytho
 Threads: everything runs under the GIL in one piece, except where it says nogil; there the object is
 parked first, so that another thread takes the caller's slow path and waits for its lock.
 """
-from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_IsContiguous, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
-from cpython.memoryview cimport PyMemoryView_FromObject
+from cpython.memoryview cimport PyMemoryView_FromObject, PyMemoryView_GET_BUFFER
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 from libc.time cimport timespec
@@ -115,14 +115,16 @@ cdef inline int look(
 cdef class Cursor:
     """A place in a window and the walk from there.
 
+    A window is a Mapping or anything else that has bytes; it stays alive as long as the cursor or a payload.
     ``next`` and ``scan`` hand out user records and step over the rest; when they stop for another
     reason than their limit, ``status`` says why and ``at`` stays on the slot it is about.  ``walk`` leaves in
     ``stray`` where it first met a Channel record that is not its file's first, or -1.
     """
 
-    cdef readonly Mapping window
+    cdef readonly object window
     cdef object view
     cdef const unsigned char *base
+    cdef Py_ssize_t length
     cdef readonly Py_ssize_t at
     cdef Py_ssize_t region_end
     cdef Py_ssize_t region
@@ -133,15 +135,19 @@ cdef class Cursor:
     cdef bint parked
 
     def attach(
-        self, Mapping window not None, Py_ssize_t at, Py_ssize_t stop, Py_ssize_t region,
-        int64_t window_position,
+        self, window, Py_ssize_t at, Py_ssize_t stop, Py_ssize_t region, int64_t window_position,
     ):
         """Stand at ``at`` of ``window``, whose bytes up to ``stop`` the file has."""
-        if region <= 0 or region % 8 or at < 0 or at % 8 or stop > window.length:
-            raise ValueError(f"cannot walk {at}..{stop} of {window.length} in regions of {region}")
+        cdef object view = PyMemoryView_FromObject(window)
+        cdef Py_buffer *bytes_of = PyMemoryView_GET_BUFFER(view)
+        if bytes_of.itemsize != 1 or bytes_of.ndim != 1 or not PyBuffer_IsContiguous(bytes_of, b"C"):
+            raise ValueError("a window is one run of bytes")
+        if region <= 0 or region % 8 or at < 0 or at % 8 or stop > bytes_of.len:
+            raise ValueError(f"cannot walk {at}..{stop} of {bytes_of.len} in regions of {region}")
         self.window = window
-        self.view = PyMemoryView_FromObject(window)
-        self.base = window.base
+        self.view = view
+        self.base = <const unsigned char *>bytes_of.buf
+        self.length = bytes_of.len
         self.at = at
         self.stop = stop
         self.region = region
@@ -152,8 +158,8 @@ cdef class Cursor:
 
     def extend(self, Py_ssize_t stop):
         """Allow the walk up to ``stop``: the file has grown."""
-        if stop < self.stop or stop > self.window.length:
-            raise ValueError(f"cannot extend {self.stop} to {stop} of {self.window.length}")
+        if stop < self.stop or stop > self.length:
+            raise ValueError(f"cannot extend {self.stop} to {stop} of {self.length}")
         self.stop = stop
 
     @property
@@ -378,6 +384,9 @@ cdef class Appender:
         self.measure()
 
     cdef void measure(self) noexcept:
+        if self.parked:  # another thread is at work: only its resume opens the way again
+            self.limit = -1
+            return
         self.limit = min(self.region_end, self.roll_end)
         if self.populates and self.populated < self.limit:
             self.limit = self.populated
@@ -385,7 +394,7 @@ cdef class Appender:
     cdef bint room(self, Py_ssize_t length):
         """Whether length more bytes fit here, faulting pages in ahead when that is all it takes."""
         cdef Py_ssize_t need = self.slot + footprint(length) + HEADER
-        if self.parked or length > self.largest:
+        if self.parked or length < 0 or length > self.largest:
             return False
         if need <= self.limit:
             return True
@@ -393,8 +402,9 @@ cdef class Appender:
             return False
         self.populated = min(self.region_end, need + POPULATE_AHEAD)
         self.populates = self.window.populate(self.slot, self.populated)
+        # The GIL was away meanwhile: another thread may have appended, moved or parked the appender.
         self.measure()
-        return need <= self.limit
+        return self.slot + footprint(length) + HEADER <= self.limit
 
     @property
     def position(self):

@@ -58,14 +58,14 @@ def encode_envelope(envelope: Envelope) -> bytes:
     >>> encode_envelope(Envelope(b"k", b"v")).hex(" ")
     '01 00 00 00 00 00 00 00 00 00 00 00 01 00 00 00 00 00 00 00 6b 76'
     """
-    headers = b"".join(
-        NAME.pack(len(raw)) + raw + VALUE.pack(len(value)) + value
-        for raw, value in ((name.encode(), value) for name, value in envelope.headers.items())
-    )
     try:
+        headers = b"".join(
+            NAME.pack(len(raw)) + raw + VALUE.pack(len(value)) + value
+            for raw, value in ((name.encode(), value) for name, value in envelope.headers.items())
+        )
         head = HEAD.pack(1, envelope.op, envelope.flags, envelope.event_time_ns, len(envelope.key), len(headers))
     except struct.error as exc:
-        raise OptionsError(f"a field of the envelope is out of range: {exc}") from None
+        raise OptionsError(f"a field or header of the envelope is out of range: {exc}") from None
     return head + envelope.key + headers + envelope.payload
 
 

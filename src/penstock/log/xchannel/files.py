@@ -29,6 +29,8 @@ __all__ = ["ChannelFile", "discover", "page_size", "problem_at", "sidecar_prefix
 WINDOW_BYTES: Final = 64 << 20
 """How much of a file is mapped at a time: what bounds the memory of a reader or writer."""
 
+LOOKS: Final = 8  # at a folder whose files come and go
+
 page_size: Final = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -42,18 +44,11 @@ def discover(disk: ReadDisk, base: str) -> list[int]:
     name = os.path.basename(base)
     if not name:
         raise OptionsError(f"{base!r}: a channel needs a file name")
-    try:
-        names = disk.list(folder_of(base))
-    except FileNotFoundError:
-        raise OptionsError(f"{base}: the folder does not exist") from None
-    found = []
-    for entry in names:
-        sequence = file_sequence(name, entry)
-        if sequence is None:
-            continue
-        stat = disk.stat(os.path.join(os.path.dirname(base), entry))
-        if stat is not None and not stat.is_folder:
-            found.append(sequence)
+    found: list[int] = []
+    for _ in range(LOOKS):
+        found, vanished = _look(disk, base, name)
+        if found or not vanished:
+            break  # else retention took every file that was listed, so there are newer ones
     found.sort()
     if found and found[-1] > MAX_SEQUENCE:
         raise UnsupportedError(
@@ -61,6 +56,25 @@ def discover(disk: ReadDisk, base: str) -> list[int]:
             "if the file is not part of the channel, move it away"
         )
     return found
+
+
+def _look(disk: ReadDisk, base: str, name: str) -> tuple[list[int], bool]:
+    """Return the numbers of the files that are there, and whether a listed one was gone at the second look."""
+    try:
+        names = disk.list(folder_of(base))
+    except FileNotFoundError:
+        raise OptionsError(f"{base}: the folder does not exist") from None
+    found, vanished = [], False
+    for entry in names:
+        sequence = file_sequence(name, entry)
+        if sequence is None:
+            continue
+        stat = disk.stat(os.path.join(os.path.dirname(base), entry))
+        if stat is None:
+            vanished = True
+        elif not stat.is_folder:
+            found.append(sequence)
+    return found, vanished
 
 
 class ChannelFile:

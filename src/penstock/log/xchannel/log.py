@@ -108,18 +108,27 @@ class XChannelLog(Handle):
     def verify(self) -> Iterator[Problem]:
         """Yield every problem: damage, file by file and region by region, then what the headers get wrong."""
         sequences = self._sequences()
+        region = None
         for index, sequence in enumerate(sequences):
             last = index == len(sequences) - 1
             try:
                 file = ChannelFile.open(self._disk, self.path, sequence)
+            except FileNotFoundError:
+                continue  # retention took it
             except CorruptionError as exc:
                 yield Problem(exc.file, exc.byte, exc.reason)
                 continue
             except PenstockError as exc:
                 yield Problem(file_path(self.path, sequence), 0, str(exc))
                 continue
+            if region not in (None, file.region_bytes):
+                yield Problem(file.path, 40, f"region_size is {file.region_bytes}, but the file before has {region}")
+            region = file.region_bytes
             try:
                 yield from _verify_file(file, last=last)
+                following = file_path(self.path, sequence + 1)
+                if last and file.is_sealed() and self._disk.stat(following) is None:
+                    yield Problem(following, 0, f"missing, though {file.path} ends with a Roll to it")
             finally:
                 file.close()
             if not last and sequences[index + 1] != sequence + 1:

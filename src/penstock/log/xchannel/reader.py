@@ -103,7 +103,7 @@ class Reader(Handle):
             raise OptionsError(f"{base}: there is no channel here")
         reader._bound = reader._trusted_bound()
         if start == "first":
-            reader._enter(ChannelFile.open(reader._disk, base, sequences[0]), FIRST_SLOT)
+            reader._go_first()
         elif start == "live":
             reader._go_live()
         elif isinstance(start, int):
@@ -198,7 +198,11 @@ class Reader(Handle):
                 raise ExpiredError(self.path, position, position_of(sequences[0], FIRST_SLOT))
             if sequence not in sequences:
                 raise OptionsError(f"{self.path}: position {position} is past the end of the channel")
-            file = ChannelFile.open(self._disk, self.path, sequence)
+            try:
+                file = ChannelFile.open(self._disk, self.path, sequence)
+            except FileNotFoundError:  # retention took it since
+                first = position_of(next(iter(discover(self._disk, self.path)), sequence + 1), FIRST_SLOT)
+                raise ExpiredError(self.path, position, first) from None
             try:
                 self._check_boundary(file, offset, position)
                 self._enter(file, offset)
@@ -400,6 +404,19 @@ class Reader(Handle):
                 f"region_size is {successor.region_bytes}, but the channel's is {file.region_bytes}",
             )
         return successor
+
+    def _go_first(self) -> None:
+        """Stand on the first record of the oldest file, whichever that is by now."""
+        while True:
+            sequences = discover(self._disk, self.path)
+            if not sequences:
+                raise ReplacedError(self.path, "its files are gone")
+            try:
+                file = ChannelFile.open(self._disk, self.path, sequences[0])
+            except FileNotFoundError:
+                continue  # retention took it: there is a newer one
+            self._enter(file, FIRST_SLOT)
+            return
 
     def _go_live(self) -> None:
         """Stand on the tail of the newest file, wherever its writer has come meanwhile."""

@@ -64,8 +64,11 @@ def count_messages(file: ChannelFile) -> int:
     return sum(file.walk(cursor))
 
 
-def complete_roll(disk: Disk, base: str, sequence: int) -> None:
-    """Commit the Roll that the file before ``sequence`` lacks, if it does."""
+def complete_roll(disk: Disk, base: str, sequence: int, region_bytes: int) -> None:
+    """Commit the Roll that the file before ``sequence`` lacks, if it does.
+
+    Refuses a file that readers coming from the one before could not enter.
+    """
     try:
         file = ChannelFile(base, sequence - 1, disk.modify(file_path(base, sequence - 1)))
     except FileNotFoundError:
@@ -74,6 +77,10 @@ def complete_roll(disk: Disk, base: str, sequence: int) -> None:
         logger.warning("%s; readers will stop there", exc)
         return
     try:
+        if file.region_bytes != region_bytes:
+            raise CorruptionError(
+                file_path(base, sequence), 40, f"region_size is {region_bytes}, but {file.path} has {file.region_bytes}"
+            )
         cursor = Cursor()
         slot = file.find_tail(cursor)
         if cursor.status == Stop.TAIL and file.size % file.region_bytes == 0:

@@ -28,7 +28,7 @@ from penstock import kernel
 from penstock.disk import Disk, File, Handle, PosixDisk
 from penstock.disk.commit import GROUP, Committer
 from penstock.disk.posix import folder_of
-from penstock.errors import ClosedError, CorruptionError, OptionsError, UnsupportedError
+from penstock.errors import ClosedError, CorruptionError, OptionsError, ReadOnlyError, UnsupportedError
 from penstock.kernel import Mapping
 from penstock.log.columns import columns_of
 from penstock.log.options import SYNC_SECONDS, SyncMode
@@ -42,9 +42,17 @@ __all__ = ["Writer", "Reservation", "cleanup"]
 
 NO_ROLL = (1 << 62) - 1
 
+_Place = tuple[ChannelFile, int, Mapping, int, Mapping]  # file, offset, window, where that starts, channel header
+
 
 class Reservation:
-    """A record being filled in place; ``length`` may be set lower than what was reserved."""
+    """A record being filled in place; ``length`` may be set lower than what was reserved.
+
+    >>> record = Reservation(memoryview(bytearray(8)))
+    >>> record.buffer[:2] = b"hi"; record.length = 2
+    >>> record.position is None  # until it is committed
+    True
+    """
 
     __slots__ = ("buffer", "length", "position")
 
@@ -80,9 +88,10 @@ class Writer(Handle):
         self._sidecar = Sidecar(disk, sidecar_prefix(base))
         self._dead = ""
         self._committer: Committer | None = None
-        self._head_of: ChannelFile | None = None  # whose channel header is mapped
+        self._head: tuple[ChannelFile, Mapping] | None = None  # the mapped channel header, and whose it is
         self._unsynced = 0  # the oldest file that a sync has yet to reach
         self._marked = False
+        self._unsafe: OSError | None = None
         self._held = self._sidecar.lock()
         try:
             self._open()
@@ -289,11 +298,15 @@ class Writer(Handle):
             sequences = [0]
         self._file, offset = self._continue(sequences[-1], self.options.region_bytes)
         if self._file.sequence > 0:
-            complete_roll(self._disk, self.path, self._file.sequence)
+            try:
+                complete_roll(self._disk, self.path, self._file.sequence, self._file.region_bytes)
+            except BaseException:
+                self._file.close()
+                raise
         self._unsynced = self._file.sequence
         self._largest = self.options.largest_message(self._file.region_bytes)
         self._appender = Appender(self._make_room, self._largest)
-        self._attach(self._file, offset)
+        self._attach(self._place(self._file, offset))
         self._appender.resume()
 
     def _continue(self, sequence: int, region_bytes: int | None) -> tuple[ChannelFile, int]:
@@ -354,18 +367,22 @@ class Writer(Handle):
         else:
             self._disk.remove(temporary)
 
-    def _attach(self, file: ChannelFile, offset: int, window: Mapping | None = None) -> None:
-        """Point the appender at ``offset`` of a file, where a header lies already."""
+    def _place(self, file: ChannelFile, offset: int, window: Mapping | None = None) -> _Place:
+        """Map what writing at ``offset`` of a file takes: everything about a move that can fail."""
         start = offset // file.window_bytes * file.window_bytes
         if window is None:
             window, start = file.window(offset, writable=True)
-        self._window, self._window_start = window, start
-        if self._head_of is not file:
-            self._head, self._head_of = file.file.map(0, page_size, writable=True), file
+        head = self._head[1] if self._head and self._head[0] is file else file.file.map(0, page_size, writable=True)
+        return file, offset, window, start, head
+
+    def _attach(self, place: _Place) -> None:
+        """Point the appender at a place, where a header lies already."""
+        file, offset, window, start, head = place
+        self._window, self._window_start, self._head = window, start, (file, head)
         region_end = (offset // file.region_bytes + 1) * file.region_bytes
         roll_end = self.options.roll_bytes - start if self.options.roll_bytes else NO_ROLL
         self._appender.attach(
-            window, self._head, offset - start, region_end - start, roll_end, start,
+            window, head, offset - start, region_end - start, roll_end, start,
             position_of(file.sequence, start),
         )  # fmt: skip
 
@@ -417,8 +434,9 @@ class Writer(Handle):
         same = offset - self._window_start < len(self._window)
         window, start = (self._window, self._window_start) if same else file.window(offset, writable=True)
         kernel.xchannel.install_header(window, offset - start)
+        place = self._place(file, offset, window)
         self._appender.commit_skip()
-        self._attach(file, offset, window)
+        self._attach(place)
 
     def _roll(self) -> None:
         """Go on in the next file.  If that cannot be had, this one stays in use."""
@@ -436,9 +454,14 @@ class Writer(Handle):
             successor, offset = self._continue(following, self._file.region_bytes)
         except OptionsError as exc:
             raise CorruptionError(path, 40, str(exc)) from None
+        try:
+            place = self._place(successor, offset)
+        except BaseException:
+            successor.close()
+            raise
         self._appender.commit_roll(time.time_ns())
         old, self._file = self._file, successor
-        self._attach(successor, offset)
+        self._attach(place)
         if self._committer is not None:
             self._committer.touch()
         old.close()
@@ -491,21 +514,34 @@ class Writer(Handle):
             self._committer.touch()
 
     def _sync_now(self) -> int:
-        """Sync every file since the last time, then move the mark, which never moves back."""
+        """Sync every file since the last time, then move the mark, which never moves back.
+
+        After a sync that failed nobody knows which pages reached the device, and the next one may succeed
+        without them: the mark never moves again, until the channel is opened anew.
+        """
         with self._syncing:
-            with self._mutex:
-                self._check_open()
-                position, sequence, first = self._appender.position, self._file.sequence, self._unsynced
-                window, used = self._window, self._appender.offset - self._window_start
-            for older in range(first, sequence):
-                self._sync_file(older)
-            window.sync(0, used)
-            self._sync_file(sequence)
-            if first < sequence or not self._marked:
-                self._disk.sync_folder(folder_of(self.path))
-            self._sidecar.write_mark(position)
-            self._unsynced, self._marked = sequence, True
-            return position
+            if self._unsafe is not None:
+                raise ReadOnlyError(f"{self.path}: an earlier sync failed: {self._unsafe}; mend its cause and reopen")
+            try:
+                return self._sync_files()
+            except OSError as exc:
+                self._unsafe = exc
+                raise
+
+    def _sync_files(self) -> int:
+        with self._mutex:
+            self._check_open()
+            position, sequence, first = self._appender.position, self._file.sequence, self._unsynced
+            window, used = self._window, self._appender.offset - self._window_start
+        for older in range(first, sequence):
+            self._sync_file(older)
+        window.sync(0, used)
+        self._sync_file(sequence)
+        if first < sequence or not self._marked:
+            self._disk.sync_folder(folder_of(self.path))
+        self._sidecar.write_mark(position)
+        self._unsynced, self._marked = sequence, True
+        return position
 
     def _sync_file(self, sequence: int) -> None:
         try:

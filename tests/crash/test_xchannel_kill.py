@@ -1,0 +1,104 @@
+"""Promise: whatever a reader has seen stays, whenever the writer is killed, and the next writer goes on behind it."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xchannel_load as load
+
+from penstock.errors import LockedError
+from penstock.log.xchannel import Reader, Writer, XChannelLog
+
+
+class Seen:
+    """Every position and number a reader was given, in order."""
+
+    def __init__(self) -> None:
+        self.positions: list[np.ndarray] = []
+        self.following = 0
+
+    def take(self, reader: Reader) -> int:
+        batch = reader.read_batch()
+        if len(batch):
+            numbers = load.numbers_of(batch).astype(np.int64)
+            assert int(numbers[0]) == self.following
+            assert (np.diff(numbers) == 1).all()
+            self.following = int(numbers[-1]) + 1
+            self.positions.append(batch.positions)
+        return len(batch)
+
+    def all(self) -> np.ndarray:
+        return np.concatenate(self.positions) if self.positions else np.empty(0, np.int64)
+
+
+@pytest.mark.timeout(7200)
+def test_what_readers_saw_survives_kill_9_and_the_next_writer_continues(tmp_path: Path, long_run: bool) -> None:
+    path = str(tmp_path / "chan")
+    context, rng = load.processes(), random.Random(4)
+    Writer.precreate(path, region_bytes=4096)
+    seen = Seen()
+    deadline = time.monotonic() + (7000 if long_run else 5)
+    rounds = 500 if long_run else 60
+    done = mended = 0
+    with Reader.open(path) as attached:
+        while done < rounds and time.monotonic() < deadline:
+            ours, theirs = context.Pipe(duplex=False)
+            process = context.Process(
+                target=load.write_until_killed, args=(path, rng.getrandbits(32), seen.following, theirs), daemon=True
+            )
+            process.start()
+            theirs.close()
+            assert ours.poll(60), "the writer did not start"
+            ours.recv()
+            until = time.monotonic() + rng.random() * 0.02
+            live = Reader.open(path, "live")
+            live_seen = [np.empty(0, np.uint64)]
+            while time.monotonic() < until:
+                seen.take(attached)
+                live_seen += [load.numbers_of(live.read_batch(100))]
+            process.kill()
+            process.join()
+            ours.close()
+            while seen.take(attached):
+                pass
+            while len(batch := live.read_batch()):
+                live_seen.append(load.numbers_of(batch))
+            live.close()
+            numbers = np.concatenate(live_seen).astype(np.int64)
+            assert (np.diff(numbers) == 1).all()
+            assert not len(numbers) or int(numbers[-1]) == seen.following - 1
+
+            fresh = Seen()
+            with Reader.open(path) as late:
+                while fresh.take(late):
+                    pass
+            assert fresh.following == seen.following
+            assert (fresh.all() == seen.all()).all()
+            with XChannelLog(path) as log:
+                mended += bool([problem for problem in log.verify() if "next writer mends" in problem.reason])
+            done += 1
+    assert done >= 5, f"only {done} rounds in the time given"
+    assert seen.following > done
+    with Writer.open(path) as writer:  # the last one comes and goes in peace
+        writer.append(load.payload(seen.following))
+    with XChannelLog(path) as log:
+        assert [str(problem) for problem in log.verify()] == []
+    print(f"{done} kills, {seen.following} records, {mended} times a writer died between a commit and its counters")
+
+
+def test_the_lock_goes_with_its_process(tmp_path: Path) -> None:
+    path = str(tmp_path / "chan")
+    context = load.processes()
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=load.write_until_killed, args=(path, 1, 0, theirs), daemon=True)
+    process.start()
+    assert ours.poll(60)
+    with pytest.raises(LockedError, match="another writer has it open"):
+        Writer.open(path)
+    process.kill()
+    process.join()
+    Writer.open(path).close()

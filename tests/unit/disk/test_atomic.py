@@ -1,0 +1,59 @@
+"""Promise: a save that is interrupted anywhere leaves the old file or the new one, whole."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.disk import FaultyDisk, MemoryDisk, save_atomically
+
+
+def fresh() -> FaultyDisk:
+    disk = FaultyDisk(MemoryDisk())
+    save_atomically(disk, "a", b"old")
+    disk.calls.clear()
+    return disk
+
+
+@pytest.mark.parametrize("operation", ["create", "write_at", "sync", "rename"])
+def test_a_failure_leaves_the_old_file_and_no_rubbish(operation: str) -> None:
+    disk = fresh()
+    disk.fail(operation, OSError(28, "No space left on device"))
+    with pytest.raises(OSError, match="No space"):
+        save_atomically(disk, "a", b"new")
+    assert disk.list(".") == ["a"]
+    assert disk.open("a").read_at(0, 9) == b"old"
+
+
+@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("operation", ["create", "write_at", "sync", "rename", "sync_folder", ""])
+def test_a_power_cut_leaves_one_of_the_two(operation: str, seed: int) -> None:
+    disk = fresh()
+
+    class PowerCut(BaseException):
+        pass
+
+    if operation:
+        disk.fail(operation, PowerCut())
+    try:
+        save_atomically(disk, "a", b"new")
+        done = True
+    except PowerCut:
+        done = False
+    disk.cut_power(seed=seed, keep=(seed % 4) / 3)
+    found = disk.open("a").read_at(0, 9)
+    assert found in ((b"new",) if done else (b"old", b"new"))
+
+
+def test_the_steps_are_taken_in_order() -> None:
+    disk = fresh()
+    save_atomically(disk, "a", b"new", temporary="chosen")
+    assert [call for call in disk.calls if call[0] != "remove"] == [
+        ("create", "chosen"), ("write_at", "chosen"), ("sync", "chosen"), ("rename", "chosen"), ("sync_folder", "."),
+    ]  # fmt: skip
+
+
+def test_a_leftover_is_replaced() -> None:
+    disk = fresh()
+    disk.create("a.tmp").write_at(0, b"a long leftover")
+    save_atomically(disk, "a", b"new")
+    assert disk.open("a").read_at(0, 99) == b"new"

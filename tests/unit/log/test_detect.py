@@ -1,0 +1,54 @@
+"""Promise: a path is opened as what it is, and what is no log is said to be none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.disk import MemoryDisk
+from penstock.errors import OptionsError
+from penstock.log import detect, open_log
+from penstock.log.detect import FORMATS
+from penstock.log.xchannel import Writer
+
+
+def test_a_channel_is_found_by_its_path_and_after_its_first_file_is_gone(tmp_path: Path) -> None:
+    path = str(tmp_path / "chan")
+    with Writer.open(path, region_bytes=4096) as writer:
+        writer.append(b"a")
+        assert detect(path) == "xchannel"
+        writer.roll()
+    (tmp_path / "chan").unlink()
+    assert detect(path) == "xchannel"
+    with open_log(path) as log:
+        assert log.format == "xchannel"
+        assert log.first_position == (1 << 40) + 80
+
+
+def test_nothing_a_store_and_an_unknown_folder_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(OptionsError, match="there is nothing here"):
+        detect(str(tmp_path / "none"))
+    (tmp_path / "store").write_bytes(b"PGSS....")
+    with pytest.raises(OptionsError, match="not a log of a known format"):
+        detect(str(tmp_path / "store"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(OptionsError, match="not a log of a known format"):
+        detect(str(tmp_path / "empty"))
+
+
+def test_a_format_can_be_given_and_must_be_known(tmp_path: Path) -> None:
+    Writer.precreate(tmp_path / "chan")
+    with open_log(str(tmp_path / "chan"), format="xchannel") as log:
+        assert log.path == str(tmp_path / "chan")
+    with pytest.raises(OptionsError, match="format 'zip': must be one of"):
+        open_log(str(tmp_path / "chan"), format="zip")
+    assert "xchannel" in FORMATS
+
+
+def test_it_looks_on_the_disk_it_is_given() -> None:
+    disk = MemoryDisk()
+    with Writer.open("chan", disk=disk) as writer:
+        writer.append(b"in memory")
+    with open_log("chan", disk=disk) as log:
+        assert log.read(80).to_payloads() == [b"in memory"]

@@ -1,0 +1,179 @@
+"""Promise: a register holds the old position or the new one, whenever the power goes; an id names a log."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from pathlib import Path
+
+import pytest
+
+from penstock.disk import FaultyDisk, MemoryDisk, PosixDisk
+from penstock.errors import CorruptionError, LockedError, OptionsError
+from penstock.log.sidecar import MAGIC, SECTOR, Register, Sidecar
+
+OWNER = bytes(range(16))
+
+
+class PowerCut(BaseException):
+    pass
+
+
+def test_a_register_on_disk_is_the_one_drawn() -> None:
+    disk = MemoryDisk()
+    Register(disk, "r").write(OWNER, 0x1122)
+    data = disk.open("r").read_at(0, 4096)
+    assert len(data) == 1024
+    slot = data[512:576]
+    assert slot[:8] == MAGIC == b"PNSTKRG1"
+    assert struct.unpack("<QQ", slot[8:24]) == (1, 0x1122)
+    assert slot[24:40] == OWNER
+    assert struct.unpack("<I", slot[60:]) == (zlib.crc32(slot[:60]),)
+    assert not any(data[:512] + data[576:])
+
+
+def test_a_register_remembers_the_last_of_many() -> None:
+    disk = MemoryDisk()
+    register = Register(disk, "r")
+    for position in range(20):
+        register.write(OWNER, position)
+        assert register.read() == (OWNER, position)
+        assert Register(disk, "r").read() == (OWNER, position)
+    register.close()
+    register.write(OWNER, 99)
+    again = Register(disk, "r")
+    again.write(OWNER, 100)
+    assert register.read() == (OWNER, 100)
+
+
+@pytest.mark.parametrize("operation", ["write_at", "sync", ""])
+@pytest.mark.parametrize("writes", [1, 2, 5])
+def test_a_power_cut_leaves_the_old_position_or_the_new(operation: str, writes: int) -> None:
+    for seed in range(40):
+        disk = FaultyDisk(MemoryDisk())
+        register = Register(disk, "r")
+        for position in range(writes):
+            register.write(OWNER, position)
+        if operation:
+            disk.fail(operation, PowerCut())
+        try:
+            register.write(OWNER, 1000)
+            allowed = {1000}
+        except PowerCut:
+            allowed = {writes - 1, 1000}
+        disk.cut_power(seed=seed, keep=(seed % 4) / 3)
+        found = Register(disk, "r").read()
+        assert found is not None
+        assert found[1] in allowed
+
+
+def test_a_torn_slot_leaves_the_other_whole() -> None:
+    disk = MemoryDisk()
+    register = Register(disk, "r")
+    register.write(OWNER, 1)
+    before = disk.open("r").read_at(0, 1024)
+    register.write(OWNER, 2)
+    register.close()
+    after = disk.open("r").read_at(0, 1024)
+    for cut in range(64):  # the write reached the device up to any byte
+        disk.modify("r").write_at(0, after[:cut] + before[cut:])
+        found = Register(disk, "r").read()
+        assert found in ((OWNER, 1), (OWNER, 2))
+        fresh = Register(disk, "r")
+        fresh.write(OWNER, 3)
+        assert fresh.read() == (OWNER, 3)
+        fresh.close()
+
+
+def test_rubbish_is_named_and_zeros_were_never_written() -> None:
+    disk = MemoryDisk()
+    disk.create("r").write_at(0, b"x" * 1024)
+    with pytest.raises(CorruptionError, match="r at byte 0: neither slot"):
+        Register(disk, "r").read()
+    disk.create("z").truncate(2 * SECTOR)
+    assert Register(disk, "z").read() is None
+    disk.create("empty").close()
+    assert Register(disk, "empty").read() is None
+
+
+def test_a_new_register_survives_from_its_first_write() -> None:
+    for seed in range(20):
+        disk = FaultyDisk(MemoryDisk())
+        Register(disk, "r").write(OWNER, 7)
+        disk.cut_power(seed=seed, keep=0.5)
+        assert Register(disk, "r").read() == (OWNER, 7)
+
+
+# --- Identity, mark, cursors, lock
+
+
+def test_an_identity_is_new_each_time_and_read_back() -> None:
+    disk = MemoryDisk()
+    sidecar = Sidecar(disk, "orders.penstock-")
+    assert sidecar.identity() is None
+    first = sidecar.create_identity("envelope/1")
+    assert sidecar.identity() == first
+    assert first.content == "envelope/1"
+    assert len(bytes.fromhex(first.log_id)) == 16
+    assert sidecar.create_identity().log_id != first.log_id
+    disk.modify("orders.penstock-id").write_at(0, b"{not json")
+    with pytest.raises(CorruptionError, match=r"orders\.penstock-id at byte 0: not the identity"):
+        sidecar.identity()
+
+
+def test_a_mark_of_an_earlier_boot_says_where_trust_ends() -> None:
+    disk = FaultyDisk(MemoryDisk())
+    sidecar = Sidecar(disk, "orders.penstock-")
+    assert sidecar.durable_position() is None
+    assert sidecar.lost_power_at() is None
+    sidecar.write_mark(4096)
+    assert (sidecar.durable_position(), sidecar.lost_power_at()) == (4096, None)
+    disk.cut_power()
+    after = Sidecar(disk, "orders.penstock-")
+    assert (after.durable_position(), after.lost_power_at()) == (4096, 4096)
+    after.write_mark(4096)
+    assert after.lost_power_at() is None
+    after.remove_mark()
+    after.remove_mark()
+    assert after.durable_position() is None
+
+
+def test_a_cursor_belongs_to_the_log_it_was_written_for() -> None:
+    disk = MemoryDisk()
+    sidecar = Sidecar(disk, "orders.penstock-")
+    sidecar.create_identity()
+    sidecar.write_cursor("billing", 80)
+    sidecar.write_cursor("audit.v2", 104, sync=False)
+    assert sidecar.cursors() == {"audit.v2": 104, "billing": 80}
+    sidecar.create_identity()  # the log was made anew
+    assert sidecar.cursors() == {}
+    assert sidecar.read_cursor("billing") is None
+    sidecar.write_cursor("billing", 81)
+    assert sidecar.cursors() == {"billing": 81}
+    sidecar.remove_cursor("billing")
+    assert sidecar.read_cursor("billing") is None
+    sidecar.close()
+
+
+def test_a_foreign_log_has_cursors_too() -> None:
+    sidecar = Sidecar(MemoryDisk(), "orders.penstock-")
+    sidecar.write_cursor("billing", 80)
+    assert sidecar.read_cursor("billing") == 80
+
+
+@pytest.mark.parametrize("name", ["", ".hidden", "a/b", "../x", "a" * 65, "a b", "ü"])
+def test_a_cursor_name_cannot_leave_its_place(name: str) -> None:
+    sidecar = Sidecar(MemoryDisk(), "orders.penstock-")
+    with pytest.raises(OptionsError, match="cursor name"):
+        sidecar.write_cursor(name, 1)
+
+
+def test_the_lock_names_the_log(tmp_path: Path) -> None:
+    for prefix, name in (("orders.penstock-", "orders"), ("orders/penstock-", "orders")):
+        disk = MemoryDisk()
+        disk.make_folder("orders")
+        held = Sidecar(disk, prefix).lock()
+        with pytest.raises(LockedError, match=f"^{name}: another writer has it open$"):
+            Sidecar(disk, prefix).lock()
+        held.release()
+    Sidecar(PosixDisk(), f"{tmp_path}/x.penstock-").lock().release()
