@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import sys
+from importlib import metadata
 from typing import Annotated
 
 import typer
 
-import penstock
 from penstock import cli
 from penstock.cli.output import PROBLEM, WRONG_USE, stderr
 from penstock.errors import OptionsError, PenstockError
@@ -30,7 +30,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"penstock {penstock.__version__}")
+        typer.echo(f"penstock {metadata.version('penstock')}")
         raise typer.Exit
 
 
