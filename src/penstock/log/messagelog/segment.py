@@ -19,6 +19,7 @@ from penstock.log.messagelog.format import (
     INDEX_ENTRY,
     INDEX_EVERY,
     LOG,
+    MAX_SEQ,
     Index,
     Stop,
     segment_name,
@@ -96,10 +97,16 @@ class Segment:
         self._measure()
         if self._last is not None and (self.sealed or self._last[0] == self._size):
             return self._last[1]
-        last, start = (self._last[1], self._last[2]) if self._last is not None else (0, self._known((1 << 64) - 1))
+        last, start = (self._last[1], self._last[2]) if self._last is not None else (0, self._known(MAX_SEQ))
         while True:
             found = self._find_from(start, last + 1, 4096)
             if not len(found.seqs):
+                if last or not start:
+                    break
+                start = 0  # the index led to a damaged entry
+                continue
+            if int(found.seqs[-1]) == MAX_SEQ:
+                last, start = MAX_SEQ, self._behind(found)
                 break
             last = int(found.seqs[-1])
             start = self._behind(found)
@@ -138,7 +145,9 @@ class Segment:
         most = min(limit, (len(data) - at) // ENTRY_OVERHEAD + 1) if at < len(data) else 0
         seqs, times = np.empty(most, np.uint64), np.empty(most, np.uint64)
         spans = np.empty((4, most), np.int64)
-        count, end, stop, _ = kernel.messagelog.scan(data, at, want, True, seqs, times, spans) if most else (0, at, 1, 0)
+        count, end, stop, _ = (
+            kernel.messagelog.scan(data, at, want, True, seqs, times, spans) if most else (0, at, 1, 0)
+        )
         self._stopped = (end, Stop(stop))
         if count:
             self._hint = (int(seqs[count - 1]) + 1, base + end)
@@ -147,7 +156,7 @@ class Segment:
 
     def _clean(self, found: Found) -> bool:
         """Whether a scan that found nothing came to the end of the intact entries by itself."""
-        return found.damage is None and (self._stopped[1] is Stop.END or not self.sealed and self._stopped[0] > 0)
+        return found.damage is None and (self._stopped[1] is Stop.END or (not self.sealed and self._stopped[0] > 0))
 
     def _behind(self, found: Found) -> int:
         index = len(found.seqs) - 1

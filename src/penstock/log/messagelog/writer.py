@@ -39,7 +39,7 @@ from penstock.log.messagelog.format import (
     segment_name,
 )
 from penstock.log.messagelog.options import MessageLogOptions, Retention, check_retention
-from penstock.log.messagelog.recover import SegmentState, recover
+from penstock.log.messagelog.recover import SegmentState, bad_path, recover
 from penstock.log.sidecar import Sidecar
 from penstock.metrics import REGISTRY
 from penstock.types import Problem
@@ -48,7 +48,9 @@ __all__ = ["MessageLog"]
 
 logger = logging.getLogger(__name__)
 
-ROLLED: Final = REGISTRY.counter("message_log_segments_rolled", "segments of message logs sealed because they were full")
+ROLLED: Final = REGISTRY.counter(
+    "message_log_segments_rolled", "segments of message logs sealed because they were full"
+)
 EVICTED: Final = REGISTRY.counter("message_log_segments_evicted", "segments of message logs dropped by retention")
 EVICTED_BYTES: Final = REGISTRY.counter("message_log_evicted_bytes", "bytes of message logs dropped by retention")
 
@@ -186,8 +188,12 @@ class MessageLog(Handle):
         """
         if isinstance(kind, int) and kind:
             raise OptionsError(f"{self.path}: a message log keeps no kinds, so kind={kind} cannot be kept")
-        single = sender is None or isinstance(sender, str | bytes)
-        if isinstance(payloads, list) and single and isinstance(timestamp_ns, int | None) and isinstance(seq, int | None):
+        plain = isinstance(payloads, list) and isinstance(timestamp_ns, int | None) and isinstance(seq, int | None)
+        plain = plain and isinstance(sender, str | bytes | None)
+        longest = kernel.messagelog.longest(payloads) if plain else -1
+        if longest > self.options.max_payload_bytes:
+            raise OptionsError(self._too_large(longest))
+        if longest >= 0:
             who = sender_bytes(sender or b"")
             if len(who) > MAX_SENDER_BYTES:
                 raise OptionsError(f"{self.path}: a sender of {len(who)} bytes is longer than {MAX_SENDER_BYTES}")
@@ -229,7 +235,7 @@ class MessageLog(Handle):
             self._check_writable()
             next_seq = self._floor
             with self._syncing:
-                self._sidecar.write_mark(next_seq)  # before the entries go that tell the same
+                self._sidecar.write_mark(min(next_seq, MAX_SEQ))  # before the entries go that tell the same
                 if self._active is not None:
                     self._active.sealed = True
                     self._active.close()
@@ -252,7 +258,7 @@ class MessageLog(Handle):
     def last_seq(self) -> int:
         """The number of the newest entry, 0 when the log is empty."""
         with self._mutex:
-            return self._floor - 1 if any(segment.last_seq for segment in self._segments) else 0
+            return max((segment.last_seq for segment in self._segments), default=0)
 
     @property
     def next_position(self) -> int:
@@ -321,7 +327,9 @@ class MessageLog(Handle):
         marked = self._sidecar.durable_position() or 1
         self._floor = max(found.last_seq + 1, marked)
         if marked > found.last_seq + 1 and self._segments:
-            logger.warning("%s: numbers %d to %d were given out and are gone", self.path, found.last_seq + 1, marked - 1)
+            logger.warning(
+                "%s: numbers %d to %d were given out and are gone", self.path, found.last_seq + 1, marked - 1
+            )
         if found.active:
             state = self._segments[-1]
             log = self._disk.modify(self._path(state.number, LOG))
@@ -337,9 +345,12 @@ class MessageLog(Handle):
 
     def _begin(self, number: int) -> _Active:
         """Make the segment for ``number`` and write there from now on."""
-        for ending in (LOG, INDEX):
-            with contextlib.suppress(FileNotFoundError):
-                self._disk.remove(self._path(number, ending))  # left over: recovery found nothing in it
+        number = max(number, self._segments[-1].number + 1) if self._segments else number
+        path = self._path(number, LOG)
+        left = self._disk.stat(path)
+        if left is not None and left.size:  # not there when the log was opened: somebody else's
+            self._disk.rename(path, bad_path(self._disk, path))
+        self._remove(number)
         log = self._disk.create(self._path(number, LOG))
         try:
             index = self._disk.create(self._path(number, INDEX))
@@ -446,22 +457,15 @@ class MessageLog(Handle):
                 payloads, index, sender, first + index, ms, self.options.max_payload_bytes, CHUNK_BYTES,
                 active.state.size, active.since, self.options.segment_bytes, active.state.number, room,
             )  # fmt: skip
-            if after == index:  # not exactly bytes, or too large: the slow way says what is wrong, or takes it
-                self._append_one(payloads[index], sender, ms, first + index)
-                index += 1
-                continue
             self._write(active, data, room[: indexed * INDEX_ENTRY.itemsize].tobytes(), first + after - 1, since)
             index = after
         return np.arange(first, first + len(payloads), dtype=np.int64)
 
-    def _append_one(self, payload: Any, sender: bytes, ms: int, number: int) -> None:
-        columns = entry_columns([payload], sender, None)
-        columns.times[0] = ms
-        self._append_columns(columns, number)
-
     def _append_columns(self, columns: EntryColumns, seq: Any) -> NDArray[np.int64]:
         self._check_writable()
         count = len(columns.offsets)
+        if count and int(columns.lengths.max()) > self.options.max_payload_bytes:
+            raise OptionsError(self._too_large(int(columns.lengths.max())))
         numbers = self._number_column(seq, count)
         index = 0
         while index < count:
@@ -472,8 +476,6 @@ class MessageLog(Handle):
                 columns.sender_lengths, numbers, columns.times, index, self.options.max_payload_bytes, CHUNK_BYTES,
                 active.state.size, active.since, self.options.segment_bytes, active.state.number, room,
             )  # fmt: skip
-            if after == index:
-                raise OptionsError(self._too_large(int(columns.lengths[index])))
             used = room[: indexed * INDEX_ENTRY.itemsize].tobytes()
             self._write(active, data, used, int(numbers[after - 1]), since)
             index = after
@@ -527,7 +529,7 @@ class MessageLog(Handle):
                     self._disk.sync_folder(self.path)
                 # Not synced itself: recovery does not need it, so one that lags behind does no harm.
                 if (self._sidecar.durable_position() or 0) < bound:
-                    self._sidecar.mark.write(self._disk.boot_id(), bound, sync=False)
+                    self._sidecar.mark.write(self._disk.boot_id(), min(bound, MAX_SEQ), sync=False)
         except OSError as exc:
             self._broken = f"a sync failed, so what it was to save may be lost: {exc}"
             raise
@@ -542,7 +544,8 @@ class MessageLog(Handle):
             raise ReadOnlyError(f"{self.path}: {self._broken}")
 
     def _too_large(self, length: int) -> str:
-        return f"{self.path}: a payload of {length} bytes is larger than max_payload_bytes={self.options.max_payload_bytes}"
+        most = self.options.max_payload_bytes
+        return f"{self.path}: a payload of {length} bytes is larger than max_payload_bytes={most}"
 
     def _path(self, number: int, ending: str) -> str:
         return os.path.join(self.path, segment_name(number) + ending)
