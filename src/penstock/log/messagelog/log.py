@@ -289,7 +289,9 @@ class MessageLogReader(Handle):
         return segment
 
     def _batch(self, found: Found) -> Batch:
-        count = int(np.searchsorted(found.seqs, np.uint64(MAX_POSITION)))
+        count = len(found.seqs)
+        if int(found.seqs[-1]) >= MAX_POSITION:
+            count = int(np.searchsorted(found.seqs, np.uint64(MAX_POSITION)))
         if not count:
             raise UnsupportedError(
                 f"{found.path} at byte {int(found.spans[0, 0]) + found.base - 22}: entry {int(found.seqs[0])} has a "

@@ -20,7 +20,6 @@ from penstock.log.messagelog.format import (
     INDEX_EVERY,
     LOG,
     MAX_SEQ,
-    Index,
     Stop,
     segment_name,
     used_index,
@@ -57,8 +56,8 @@ class Segment:
         stat = self._file.stat()
         self._identity, self._size = stat.identity, stat.size
         self._map: Mapping | None = None
-        self._index: Index | None = None
-        self._indexed_size = 0
+        self._relatives, self._offsets = np.empty(0, np.uint32), np.empty(0, np.uint64)
+        self._indexed_size = -1  # how long the segment was when its index was read
         self._last: tuple[int, int, int] | None = None  # (file size, last seq, offset behind it)
         self._hint = (0, 0)  # an entry with at least this number, if any, begins at this offset
 
@@ -173,32 +172,34 @@ class Segment:
 
     def _known(self, want: int) -> int:
         """Return the offset of an intact entry that is not above ``want``, from the index if that tells the truth."""
-        index = self._load_index()
-        if not len(index) or want <= self.number:
+        if want <= self.number:
             return 0
-        relative = min(want - self.number, (1 << 32) - 1)
-        at = int(np.searchsorted(index["relative"], relative, side="right")) - 1
+        self._load_index()
+        relative = np.uint32(min(want - self.number, (1 << 32) - 1))
+        at = int(self._relatives.searchsorted(relative, "right")) - 1
         if at <= 0:
             return 0
-        offset = int(index["offset"][at])
+        offset = int(self._offsets[at])
         if offset + ENTRY_OVERHEAD > self._size:
             return 0
-        head = self._file.read_at(offset, HEAD.size)
-        seq, _, sender, payload = HEAD.unpack(head.ljust(HEAD.size, b"\0"))
-        if (seq - self.number) & 0xFFFFFFFF != int(index["relative"][at]) or not 0 < seq <= want:
+        if self.sealed:
+            seq, _, sender, payload = HEAD.unpack_from(self._mapped(), offset)
+        else:
+            seq, _, sender, payload = HEAD.unpack(self._file.read_at(offset, HEAD.size).ljust(HEAD.size, b"\0"))
+        if (seq - self.number) & 0xFFFFFFFF != int(self._relatives[at]) or not 0 < seq <= want:
             return 0
         if offset + ENTRY_OVERHEAD + sender + payload > self._size:
             return 0
         return offset
 
-    def _load_index(self) -> Index:
-        grown = self._size - self._indexed_size
-        if self._index is None or (not self.sealed and grown > STALE_BYTES):
+    def _load_index(self) -> None:
+        if self._indexed_size < 0 or (not self.sealed and self._size - self._indexed_size > STALE_BYTES):
             most = (self._size // INDEX_EVERY + 2) * INDEX_ENTRY.itemsize
             try:
                 with self._disk.open(self._index_path) as file:
-                    self._index = used_index(file.read_at(0, most))
+                    index = used_index(file.read_at(0, most))
             except OSError:
-                self._index = used_index(b"")  # missing: read from the start of the segment
+                index = used_index(b"")  # missing: read from the start of the segment
+            self._relatives = np.ascontiguousarray(index["relative"])
+            self._offsets = np.ascontiguousarray(index["offset"])
             self._indexed_size = self._size
-        return self._index

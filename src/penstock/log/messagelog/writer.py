@@ -236,6 +236,7 @@ class MessageLog(Handle):
             next_seq = self._floor
             with self._syncing:
                 self._sidecar.write_mark(min(next_seq, MAX_SEQ))  # before the entries go that tell the same
+                self._marked = next_seq
                 if self._active is not None:
                     self._active.sealed = True
                     self._active.close()
@@ -269,7 +270,7 @@ class MessageLog(Handle):
     @property
     def durable_position(self) -> int | None:
         """The exclusive bound of what survives a power cut, None before the first sync."""
-        return self._sidecar.durable_position()
+        return min(self._marked, MAX_SEQ) or None
 
     # --- Open and closed
 
@@ -324,12 +325,11 @@ class MessageLog(Handle):
             self._sidecar.create_identity(self.options.content)
         found = recover(self._disk, self.path, self.options)
         self._segments, self.repairs = found.segments, found.repairs
-        marked = self._sidecar.durable_position() or 1
-        self._floor = max(found.last_seq + 1, marked)
-        if marked > found.last_seq + 1 and self._segments:
-            logger.warning(
-                "%s: numbers %d to %d were given out and are gone", self.path, found.last_seq + 1, marked - 1
-            )
+        self._marked = self._sidecar.durable_position() or 0
+        self._floor = max(found.last_seq + 1, self._marked)
+        lost = self._marked - 1 - found.last_seq
+        if lost > 0 and self._segments:
+            logger.warning("%s: the last %d numbers given out are gone", self.path, lost)
         if found.active:
             state = self._segments[-1]
             log = self._disk.modify(self._path(state.number, LOG))
@@ -528,8 +528,9 @@ class MessageLog(Handle):
                 if new_names:
                     self._disk.sync_folder(self.path)
                 # Not synced itself: recovery does not need it, so one that lags behind does no harm.
-                if (self._sidecar.durable_position() or 0) < bound:
+                if self._marked < bound:
                     self._sidecar.mark.write(self._disk.boot_id(), min(bound, MAX_SEQ), sync=False)
+                    self._marked = bound
         except OSError as exc:
             self._broken = f"a sync failed, so what it was to save may be lost: {exc}"
             raise
