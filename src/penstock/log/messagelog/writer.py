@@ -27,6 +27,7 @@ from penstock.disk import Disk, File, Handle, PosixDisk
 from penstock.disk.commit import GROUP, Committer
 from penstock.disk.posix import folder_of
 from penstock.errors import ClosedError, OptionsError, ReadOnlyError, UnsupportedError
+from penstock.log.messagelog.active import ActiveSegment
 from penstock.log.messagelog.columns import EntryColumns, entry_columns, sender_bytes
 from penstock.log.messagelog.format import (
     INDEX,
@@ -56,26 +57,6 @@ EVICTED_BYTES: Final = REGISTRY.counter("message_log_evicted_bytes", "bytes of m
 
 CHUNK_BYTES: Final = 4 << 20
 """How much of an append_many is encoded and written at a time."""
-NO_INDEX: Final = np.empty(0, np.uint8)
-
-
-class _Active:
-    """The segment being written."""
-
-    def __init__(self, state: SegmentState, log: File, index: File, used: int, since: int, capacity: int) -> None:
-        self.state, self.log, self.index = state, log, index
-        self.used, self.since, self.capacity = used, since, capacity
-        self.sealed = False
-
-    def index_room(self, length: int) -> NDArray[np.uint8]:
-        """Return room for the index entries that ``length`` more bytes can bring."""
-        most = min(length // 4096 + 2, (self.capacity - self.used) // INDEX_ENTRY.itemsize)
-        return np.zeros(most * INDEX_ENTRY.itemsize, np.uint8) if most > 0 else NO_INDEX
-
-    def close(self) -> None:
-        """Let go of the files."""
-        self.log.close()
-        self.index.close()
 
 
 class MessageLog(Handle):
@@ -104,8 +85,10 @@ class MessageLog(Handle):
         self._retention: Retention = options.retention
         self._max_messages = options.max_messages
         self._segments: list[SegmentState] = []
-        self._active: _Active | None = None
+        self._active: ActiveSegment | None = None
         self._dead = self._broken = ""
+        self._floor = 1  # the number the next entry gets, unless it brings a higher one
+        self._marked = 0  # what the durable mark says
         self._new_names = False
         self._committer: Committer | None = None
         self.repairs: list[Problem] = []
@@ -160,13 +143,8 @@ class MessageLog(Handle):
             number = self._number(seq)
             active = self._active or self._begin(number)
             data = kernel.messagelog.encode_one(number, ms, who, payload)
-            state, indexed = active.state, b""
-            since = active.since
-            if state.size == 0 or since >= 4096:
-                since = 0
-                if active.used < active.capacity:
-                    entry = ((number - state.number) & 0xFFFFFFFF).to_bytes(4, "little")
-                    indexed = entry + state.size.to_bytes(8, "little")
+            indexed = active.index_entry(number)
+            since = 0 if active.due else active.since
             self._write(active, data, indexed, number, since + len(data))
         self._written()
         return number
@@ -335,7 +313,7 @@ class MessageLog(Handle):
             log = self._disk.modify(self._path(state.number, LOG))
             index = self._index_file(state.number)
             capacity = max(self._capacity, found.index_used)
-            self._active = _Active(state, log, index, found.index_used, found.since_index, capacity)
+            self._active = ActiveSegment(state, log, index, found.index_used, found.since_index, capacity)
 
     def _index_file(self, number: int) -> File:
         try:
@@ -343,7 +321,7 @@ class MessageLog(Handle):
         except FileNotFoundError:
             return self._disk.create(self._path(number, INDEX))
 
-    def _begin(self, number: int) -> _Active:
+    def _begin(self, number: int) -> ActiveSegment:
         """Make the segment for ``number`` and write there from now on."""
         number = max(number, self._segments[-1].number + 1) if self._segments else number
         path = self._path(number, LOG)
@@ -361,7 +339,7 @@ class MessageLog(Handle):
         self._new_names = True
         state = SegmentState(number, 0, 0)
         self._segments.append(state)
-        self._active = _Active(state, log, index, 0, 0, self._capacity)
+        self._active = ActiveSegment(state, log, index, 0, 0, self._capacity)
         return self._active
 
     # --- Moving on
@@ -378,7 +356,7 @@ class MessageLog(Handle):
             raise OptionsError(f"{self.path}: seq={seq}: must be above {self._floor - 1}, which was given out already")
         return seq
 
-    def _write(self, active: _Active, data: bytes, indexed: bytes, last: int, since: int) -> None:
+    def _write(self, active: ActiveSegment, data: bytes, indexed: bytes, last: int, since: int) -> None:
         """Write encoded entries, the last of them ``last``, and what follows from that."""
         state = active.state
         try:
@@ -386,39 +364,25 @@ class MessageLog(Handle):
         except BaseException as exc:
             self._undo(active, exc)
             raise
-        if indexed:
-            try:
-                active.index.write_at(active.used, indexed)
-                active.used += len(indexed)
-            except OSError as exc:  # the entry is there: a shorter index only makes reads walk further
-                logger.warning("%s: no more index entries: %s", self._path(state.number, INDEX), exc)
-                active.capacity = active.used
-        state.size += len(data)
-        state.last_seq = last
-        active.since = since
+        active.account(len(data), indexed, last, since)
         self._floor = last + 1
         if state.size > self.options.segment_bytes:
             self._roll(active)
         if self._retention == "count" and self._max_messages:
             self._drop(self._floor - self._max_messages)
 
-    def _undo(self, active: _Active, exc: BaseException) -> None:
+    def _undo(self, active: ActiveSegment, exc: BaseException) -> None:
         """After a failed write cut off what part of it is there; if even that fails, stop writing."""
         try:
             active.log.truncate(active.state.size)
         except OSError:
             self._broken = f"an earlier write failed: {exc}"
 
-    def _roll(self, active: _Active) -> None:
+    def _roll(self, active: ActiveSegment) -> None:
         """Seal a full segment and begin the next one."""
         try:
             with self._syncing:
-                active.log.sync()
-                active.index.sync()
-                active.index.truncate(active.used)
-                active.index.sync()
-                active.sealed = True
-                active.close()
+                active.seal()
             self._active = None
             if self._floor <= MAX_SEQ:
                 self._begin(self._floor)
