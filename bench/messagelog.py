@@ -140,6 +140,11 @@ def questions(records: int) -> list[tuple[str, Callable[..., float], dict[str, A
         ("range read of 1, sealed", reads, {"records": records, "batch": 1, "lookups": max(records // 50, 10)}),
         ("range read of 1000, sealed", reads, {"records": records, "batch": 1000, "lookups": max(records // 2000, 5)}),
         (
+            f"range read of {BATCH}, sealed",
+            reads,
+            {"records": records * 2, "batch": BATCH, "lookups": max(records // 20_000, 2)},
+        ),
+        (
             "range read of 1000, active",
             reads,
             {"records": records, "batch": 1000, "lookups": max(records // 2000, 5), "live": True},

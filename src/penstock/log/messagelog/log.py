@@ -123,9 +123,8 @@ class MessageLogReader(Handle):
                 raise OptionsError(f"{self.path}: position {position}: must be below 2^63")
             if position < self._first():
                 self._refresh()
-                if position < self._first():
-                    raise ExpiredError(self.path, position, self._first())
-            found = self._find(position, limit) if limit > 0 else None
+                self._check_expired(position)
+            found = self._find(position, limit, expires=True) if limit > 0 else None
         if found is None:
             return _nothing(position)
         return self._batch(found)
@@ -244,20 +243,30 @@ class MessageLogReader(Handle):
 
     # --- Finding entries
 
-    def _find(self, want: int, limit: int) -> Found | None:
+    def _find(self, want: int, limit: int, *, expires: bool = False) -> Found | None:
         """Return the first entries from ``want`` on, of one segment, or None when there are none yet."""
         while True:
             for number in self._from(want):
                 segment = self._segment(number)
-                if segment is None:
+                if segment is None or segment.replaced():
+                    if self._refresh():  # retention was faster: what was asked for may be gone
+                        break
                     continue
                 found = segment.find(want, limit)
                 if found.damage is not None:
                     self._warn(segment.path, found.damage)
                 if len(found.seqs):
                     return found
-            if not self._refresh():
-                return None
+            else:
+                if not self._refresh():
+                    return None
+            if expires:
+                self._check_expired(want)
+
+    def _check_expired(self, position: int) -> None:
+        first = self._first()
+        if position < first:
+            raise ExpiredError(self.path, position, first)
 
     def _from(self, want: int) -> list[int]:
         """Return the numbers of the segments that ``want`` or later entries can be in, in order."""
