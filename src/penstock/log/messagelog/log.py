@@ -34,7 +34,7 @@ __all__ = ["MessageLogReader", "open_reader", "recognise"]
 logger = logging.getLogger(__name__)
 
 CRC_FAILURES: Final = REGISTRY.counter("message_log_crc_failures", "damaged entries met in sealed segments")
-KEPT_SEGMENTS: Final = 8
+KEPT_SEGMENTS: Final = 64
 """How many segments a reader keeps open."""
 
 
@@ -273,7 +273,7 @@ class MessageLogReader(Handle):
         index = max(bisect.bisect_right(self._numbers, want) - 1, 0)
         while index > 0:  # a segment may repeat what the one before has: that one is read first
             before = self._segment(self._numbers[index - 1])
-            if before is None or before.last_seq() < want:
+            if before is None or before.last_seq(fresh=False) < want:
                 break
             index -= 1
         return self._numbers[index:]

@@ -91,8 +91,13 @@ class Segment:
             found = self._find_from(0, want, limit)  # the index lied
         return found
 
-    def last_seq(self) -> int:
-        """Return the highest number of the last stretch of the segment, 0 when it has no entry."""
+    def last_seq(self, *, fresh: bool = True) -> int:
+        """Return the highest number of the last stretch of the segment, 0 when it has no entry.
+
+        Without ``fresh`` what was found earlier will do for a sealed segment.
+        """
+        if not fresh and self.sealed and self._last is not None:
+            return self._last[1]
         self._measure()
         if self._last is not None and self._last[0] == self._size:
             return self._last[1]
