@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import xchannel_load as load
 
-from penstock.log.xchannel import Reader, Writer
+from penstock.log.xchannel import Reader, Writer, cleanup
 
 
 @pytest.mark.timeout(7200)
@@ -55,6 +55,7 @@ def test_readers_that_join_at_any_moment_lose_nothing(tmp_path: Path, long_run: 
         assert problem == ""
         assert count == total - first
         assert first == 0 if start == "first" else 0 < first <= total // 2 + 20_000
+    cleanup(path)  # gigabytes in the long form
     print(f"{total} records to three readers in {took:.1f} s, {total / took:,.0f}/s")
 
 
