@@ -11,7 +11,7 @@ import pytest
 import xchannel_load as load
 
 from penstock.errors import LockedError
-from penstock.log.xchannel import Reader, Writer, XChannelLog
+from penstock.log.xchannel import Reader, Writer, XChannelLog, cleanup
 
 
 class Seen:
@@ -87,6 +87,7 @@ def test_what_readers_saw_survives_kill_9_and_the_next_writer_continues(tmp_path
         writer.append(load.payload(seen.following))
     with XChannelLog(path) as log:
         assert [str(problem) for problem in log.verify()] == []
+    cleanup(path)
     print(f"{done} kills, {seen.following} records, {mended} times a writer died between a commit and its counters")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import xchannel_load as load
 
-from penstock.log.xchannel import Reader, Writer
+from penstock.log.xchannel import Reader, Writer, cleanup
 
 
 @pytest.mark.timeout(7200)
@@ -55,4 +55,22 @@ def test_readers_that_join_at_any_moment_lose_nothing(tmp_path: Path, long_run: 
         assert problem == ""
         assert count == total - first
         assert first == 0 if start == "first" else 0 < first <= total // 2 + 20_000
+    cleanup(path)  # gigabytes in the long form
     print(f"{total} records to three readers in {took:.1f} s, {total / took:,.0f}/s")
+
+
+@pytest.mark.timeout(7200)
+def test_two_processes_bounce_values_in_order(tmp_path: Path, long_run: bool) -> None:  # facts 6.1, 12
+    count = 100_000 if long_run else 2000
+    there, back = str(tmp_path / "there"), str(tmp_path / "back")
+    Writer.precreate(there, region_bytes=4096)
+    Writer.precreate(back, region_bytes=4096)
+    process = load.processes().Process(target=load.echo, args=(there, back, count), daemon=True)
+    process.start()
+    with Writer.open(there, roll_bytes=100_000) as writer, Reader.open(back) as reader:
+        for number in range(count):
+            writer.append(number.to_bytes(8, "little"))
+            assert int.from_bytes(reader.read(timeout=60).payload, "little") == number
+        assert reader.try_read() is None
+    process.join(60)
+    assert process.exitcode == 0

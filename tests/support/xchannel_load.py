@@ -136,3 +136,10 @@ def read_steadily(path: str, start: Any, total: int, seconds: float, result: Con
         result.send((first, count, "" if following >= total else f"nothing after {following} of {total}"))
     except BaseException as exc:
         result.send((first, count, repr(exc)))
+
+
+def echo(path: str, back: str, count: int) -> None:
+    """Send back every record that comes."""
+    with Reader.open(path) as reader, Writer.open(back, region_bytes=4096, roll_bytes=100_000) as writer:
+        for _ in range(count):
+            writer.append(reader.read(timeout=60).payload)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -106,3 +107,50 @@ def test_a_mark_of_this_boot_cuts_nothing(tmp_path: Path) -> None:
     writer.forked()  # killed, but the machine went on
     Writer.open(path, disk=disk).close()
     assert contents(path, disk) == [b"durable", b"visible"]
+
+
+@pytest.mark.parametrize("sync", ["none", "always"])
+@pytest.mark.parametrize("move", ["region", "file"])
+def test_a_writer_that_dies_at_any_step_of_a_move_strands_nobody(move: str, sync: Any, tmp_path: Path) -> None:
+    # 115: its life ends at the n-th thing it asks of the disk, for every n
+    steps = 0
+    while True:
+        folder = tmp_path / str(steps)
+        folder.mkdir()
+        disk, path = FaultyDisk(PosixDisk()), str(folder / "chan")
+        writer = Writer.open(path, region_bytes=4096, disk=disk, sync=sync)
+        writer.append(b"a" * 3000)
+        left = [steps]
+
+        def die(operation: str, path: str, left: list[int] = left) -> None:
+            left[0] -= 1
+            if left[0] < 0:
+                raise PowerCut
+
+        with Reader.open(path) as attached:
+            assert attached.try_read() is not None
+            disk.on_call = die
+            finished = True
+            try:
+                if move == "file":
+                    writer.roll()
+                writer.append(b"b" * 3000)
+            except PowerCut:
+                finished = False
+            disk.on_call = None
+            writer.forked()
+            with Writer.open(path, disk=disk, sync=sync) as again:
+                again.append(b"c")
+            found = [bytes(record.payload)[:1] for record in attached.records(timeout=0.02)]
+            assert found in ([b"b", b"c"], [b"c"])
+            assert found == [b"b", b"c"] or not finished
+            assert [payload[:1] for payload in contents(path, disk)] == [b"a", *found]
+            with XChannelLog(path, disk) as log:
+                assert [str(problem) for problem in log.verify()] == []
+            before = {file.name: file.read_bytes() for file in folder.iterdir() if "penstock-" not in file.name}
+            Writer.open(path, disk=disk, sync=sync).close()
+            assert before == {f.name: f.read_bytes() for f in folder.iterdir() if "penstock-" not in f.name}
+        if finished:
+            assert steps >= 2
+            return
+        steps += 1
