@@ -24,6 +24,8 @@ __all__ = [
     "to_bytes_list",
     "binary_views",
     "decode_envelopes",
+    "Fold",
+    "pgss",
 ]
 
 native = True
@@ -31,13 +33,13 @@ reason = ""
 
 if not TYPE_CHECKING:
     try:
-        from penstock.kernel import envelope, gather, maps, xchannel
+        from penstock.kernel import envelope, foldindex, gather, maps, pgss, xchannel
     except ImportError as exc:
         native = False
         reason = f"the compiled kernel is not installed ({exc})"
-        from penstock.kernel.twin import envelope, gather, maps, xchannel
+        from penstock.kernel.twin import envelope, foldindex, gather, maps, pgss, xchannel
 else:
-    from penstock.kernel import envelope, gather, maps, xchannel
+    from penstock.kernel import envelope, foldindex, gather, maps, pgss, xchannel
 
 Mapping = maps.Mapping
 Cursor = xchannel.Cursor
@@ -47,3 +49,4 @@ gather_spans = gather.gather
 to_bytes_list = gather.to_bytes_list
 binary_views = gather.binary_views
 decode_envelopes = envelope.decode
+Fold = foldindex.Fold
