@@ -49,12 +49,12 @@ def columns(const uint8_t[::1] data not None, const int64_t[::1] offsets not Non
     with nogil:
         for i in range(count):
             if not 0 <= offsets[i] < data.shape[0] or parse(p, data.shape[0], offsets[i], False, &r) or r.kind != PUT:
-                bad = offsets[i]
+                bad = i
                 break
             out[0, i], out[1, i], out[2, i] = r.key, r.key_len, r.value
             out[3, i], out[4, i], out[5, i] = r.value_len, r.version, r.version_len
     if bad >= 0:
-        raise ValueError(f"no put record at {bad}")
+        raise ValueError(f"no put record at {offsets[bad]}")
     return result
 
 
@@ -74,7 +74,7 @@ def copy_records(
     with nogil:
         while i < offsets.shape[0]:
             if not 0 <= offsets[i] < data.shape[0] or parse(p, data.shape[0], offsets[i], False, &r) or r.kind != PUT:
-                bad = offsets[i]
+                bad = i
                 break
             if at + r.total > out.shape[0]:
                 break
@@ -83,7 +83,7 @@ def copy_records(
             at += r.total
             i += 1
     if bad >= 0:
-        raise ValueError(f"no put record at {bad}")
+        raise ValueError(f"no put record at {offsets[bad]}")
     return i, at
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any, Final, Self
 
 from penstock.disk import PosixDisk
-from penstock.errors import CorruptionError, LockedError, OptionsError, UnsupportedError
+from penstock.errors import ClosedError, CorruptionError, LockedError, OptionsError, UnsupportedError
 from penstock.store.engine import Changes, EngineStore, after_prefix
 from penstock.store.options import RocksOptions
 from penstock.types import WatchCursor
@@ -100,7 +100,10 @@ class RocksStore(EngineStore):
         return found
 
     def _read_many(self, keys: list[bytes]) -> list[bytes | None]:
-        found: list[bytes | None] = self._data.get(keys)
+        try:
+            found: list[bytes | None] = self._data.get(keys)
+        except (AttributeError, self._rocks.DbClosedError):
+            raise ClosedError(f"{self.path}: the store is closed") from None
         return found
 
     def _write(self, changes: Changes, meta: dict[bytes, bytes]) -> None:
@@ -122,7 +125,10 @@ class RocksStore(EngineStore):
         end = after_prefix(prefix)
         if end is not None:
             reading.set_iterate_upper_bound(end)
-        rows = self._data.iter(reading)
+        try:
+            rows = self._data.iter(reading)
+        except (AttributeError, self._rocks.DbClosedError):
+            raise ClosedError(f"{self.path}: the store is closed") from None
         rows.seek(prefix)
         keys: list[bytes] = []
         records: list[bytes] = []
@@ -143,9 +149,12 @@ class RocksStore(EngineStore):
         return sum(sizes)
 
     def _release(self) -> None:
-        self._data.close()
-        self._meta.close()
-        self._db.close()
+        data, meta, db = self._data, self._meta, self._db
+        # every handle keeps the engine open, and with it its lock
+        del self._data, self._meta, self._db, self._data_handle, self._meta_handle
+        data.close()
+        meta.close()
+        db.close()
 
     # --- Tuning: reasons in docs/howto/stores.md
 
