@@ -40,7 +40,7 @@ class RocksStore(EngineStore):
     backend_version = "0.50"
 
     def __init__(self, path: str, options: RocksOptions, *, read_only: bool) -> None:
-        super().__init__(path, read_only=read_only)
+        super().__init__(path, read_only=read_only, running_digest=options.running_digest)
         self._rocks = _import()
         self.options = options
         disk = PosixDisk()

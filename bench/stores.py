@@ -1,0 +1,259 @@
+"""How fast are the stores, and against what?
+
+Every contender keeps the same entries (key, value, version, and the cursor of the batch) with the same
+durability: written to the operating system when apply returns, no fsync.  ``apply`` puts N keys in random
+order, each key once, then once more over the first pass; ``load`` opens what was written.
+
+    python bench/stores.py            1 M keys, batches of 1, 100 and 10 000
+    python bench/stores.py --quick    20 000 keys
+    python bench/stores.py --json     one object a line
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import random
+import shelve
+import sqlite3
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from penstock.batch import UpdateBatch
+from penstock.store import AppendLogStore, LmdbOptions, LmdbStore, RocksOptions, RocksStore
+from penstock.types import KvUpdate, WatchCursor
+
+Row = tuple[str, bytes, int]
+VALUE = bytes(range(100))
+
+
+def rows_of(count: int, seed: int) -> list[Row]:
+    order = list(range(count))
+    random.Random(seed).shuffle(order)
+    return [(f"route.svc-{n // 1000:06d}.{n:08d}", VALUE, n) for n in order]
+
+
+def columns_of(rows: list[Row], size: int) -> list[UpdateBatch]:
+    return [
+        UpdateBatch.of(KvUpdate.put(key, value, n) for key, value, n in rows[at : at + size])
+        for at in range(0, len(rows), size)
+    ]
+
+
+# --- The contenders: open(path) -> (apply(batch, cursor), close), and load(path) -> how many entries
+
+
+class Penstock:
+    columns = True
+
+    def __init__(self, name: str, opened: Callable[[str], Any]) -> None:
+        self.name, self._open = name, opened
+
+    def open(self, path: str) -> tuple[Callable[[Any, int], None], Callable[[], None]]:
+        store = self._open(path)
+        return lambda batch, cursor: store.apply(batch, WatchCursor.of(cursor)), store.close
+
+    def load(self, path: str) -> int:
+        with self._open(path) as store:
+            return store.count()
+
+
+class RawRocks:
+    """rocksdict's own WriteBatch, nothing else: no old values read, no digest, no count."""
+
+    name, columns = "rocksdict WriteBatch, raw", False
+
+    def open(self, path: str) -> tuple[Callable[[Any, int], None], Callable[[], None]]:
+        import rocksdict
+
+        options = rocksdict.Options(raw_mode=True)
+        options.create_if_missing(True)
+        options.set_write_buffer_size(256 << 20)
+        db = rocksdict.Rdict(path, options)
+
+        def apply(rows: list[Row], cursor: int) -> None:
+            batch = rocksdict.WriteBatch(raw_mode=True)
+            for key, value, n in rows:
+                batch.put(key.encode(), b"\x08" + n.to_bytes(8, "big") + value)
+            batch.put(b"cursor", cursor.to_bytes(8, "big"))
+            db.write(batch)
+
+        return apply, db.close
+
+    load = None
+
+
+class Sqlite:
+    name, columns = "sqlite3, WAL", False
+
+    def open(self, path: str) -> tuple[Callable[[Any, int], None], Callable[[], None]]:
+        db = sqlite3.connect(path, isolation_level=None)
+        db.execute("pragma journal_mode=wal")
+        db.execute("pragma synchronous=off")
+        db.execute("create table data (key text primary key, value blob, version integer) without rowid")
+        db.execute("create table meta (name text primary key, cursor integer)")
+
+        def apply(rows: list[Row], cursor: int) -> None:
+            db.execute("begin")
+            db.executemany("insert or replace into data values (?, ?, ?)", rows)
+            db.execute("insert or replace into meta values ('cursor', ?)", (cursor,))
+            db.execute("commit")
+
+        return apply, db.close
+
+    def load(self, path: str) -> int:
+        db = sqlite3.connect(path)
+        count = len({key: (value, n) for key, value, n in db.execute("select key, value, version from data")})
+        db.close()
+        return count
+
+
+class Shelve:
+    name, columns = "shelve", False
+
+    def open(self, path: str) -> tuple[Callable[[Any, int], None], Callable[[], None]]:
+        db = shelve.open(path)  # noqa: SIM115
+
+        def apply(rows: list[Row], cursor: int) -> None:
+            for key, value, n in rows:
+                db[key] = (value, n)
+            db["cursor"] = cursor
+            db.sync()
+
+        return apply, db.close
+
+    load = None
+
+
+class DiskCache:
+    name, columns = "diskcache", False
+
+    def open(self, path: str) -> tuple[Callable[[Any, int], None], Callable[[], None]]:
+        import diskcache
+
+        cache = diskcache.Cache(path, sqlite_synchronous=0, eviction_policy="none", size_limit=1 << 40)
+
+        def apply(rows: list[Row], cursor: int) -> None:
+            with cache.transact():
+                for key, value, n in rows:
+                    cache.set(key, (value, n))
+                cache.set("cursor", cursor)
+
+        return apply, cache.close
+
+    load = None
+
+
+CONTENDERS: list[Any] = [
+    Penstock("append log", AppendLogStore.open),
+    Penstock("RocksDB", lambda path: RocksStore.open(path, RocksOptions())),
+    Penstock("RocksDB, digest on demand", lambda path: RocksStore.open(path, RocksOptions(running_digest=False))),
+    Penstock("LMDB", lambda path: LmdbStore.open(path, LmdbOptions(sync=False, map_bytes=1 << 32))),
+    RawRocks(),
+    Sqlite(),
+    Shelve(),
+    DiskCache(),
+]
+
+
+def resident_bytes() -> int:
+    """Return the memory of this process that is not a mapped file."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def measure(contender: Any, rows: list[Row], again: list[Row], size: int, budget: float) -> dict[str, Any]:
+    """Return updates a second for one contender and batch size; slow ones stop when their time is up."""
+    gc.collect()
+    with tempfile.TemporaryDirectory() as folder:
+        path = folder + "/store"
+        before = resident_bytes()
+        apply, close = contender.open(path)
+        result: dict[str, Any] = {"store": contender.name, "batch": size}
+        done = 0
+        for name, part in (("insert", rows), ("overwrite", again)):
+            if contender.columns and size > 1:
+                work: Any = columns_of(part, size)
+            elif contender.columns:
+                work = [[KvUpdate.put(key, value, n)] for key, value, n in part]
+            else:
+                work = [part[at : at + size] for at in range(0, len(part), size)]
+            applied, start = 0, time.perf_counter()
+            for batch in work:
+                apply(batch, done + 1)
+                done += 1
+                applied += len(batch)
+                if done % 64 == 0 and time.perf_counter() - start > budget:
+                    break
+            result[name] = applied / (time.perf_counter() - start)
+            whole = applied == len(part)
+            del work
+            if not whole:
+                break
+        gc.collect()
+        result["bytes_per_key"] = round((resident_bytes() - before) / len(rows)) if size > 1 and whole else None
+        close()
+        if contender.load is not None and whole and size > 1:
+            for name in ("reload", "load"):  # the first may have something to tidy
+                start = time.perf_counter()
+                assert contender.load(path) >= len(rows)
+                result[name] = len(rows) / (time.perf_counter() - start)
+        return result
+
+
+def run(count: int, sizes: list[int], budget: float) -> Iterator[dict[str, Any]]:
+    for size in sizes:
+        share = count if size > 1 else max(1000, count // 5)
+        for contender in CONTENDERS:
+            rows, again = rows_of(share, 1), rows_of(share, 2)
+            yield measure(contender, rows, again, size, budget)
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    def rate(value: float | None) -> str:
+        return "" if value is None else f"{value:,.0f}"
+
+    lines = [
+        "| store | batch | insert/s | overwrite/s | open after that, records/s | open again, records/s | memory, B/key |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in results:
+        cells = [rate(row.get(name)) for name in ("insert", "overwrite", "reload", "load")]
+        lines.append(f"| {row['store']} | {row['batch']} | {' | '.join(cells)} | {row['bytes_per_key'] or ''} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--keys", type=int, default=1_000_000)
+    parser.add_argument("--quick", action="store_true", help="20 000 keys, for a test")
+    parser.add_argument("--json", action="store_true", help="one object a line")
+    parser.add_argument("--batch", type=int, action="append", help="only these batch sizes")
+    parser.add_argument("--seconds", type=float, default=20.0, help="the most one pass of one contender may take")
+    parser.add_argument("--write", action="store_true", help="write the table into docs/benchmarks/stores.md")
+    arguments = parser.parse_args()
+    count = 20_000 if arguments.quick else arguments.keys
+    results = []
+    for result in run(count, arguments.batch or [1, 100, 10_000], 2.0 if arguments.quick else arguments.seconds):
+        results.append(result)
+        if arguments.json:
+            print(json.dumps(result), flush=True)
+        else:
+            print(".", end="", file=sys.stderr, flush=True)
+    if not arguments.json:
+        print("\n" + table(results))
+    if arguments.write:
+        page = Path(__file__).parents[1] / "docs" / "benchmarks" / "stores.md"
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(f"# Stores\n\n{count:,} keys, 100-byte values; see bench/stores.py.\n\n{table(results)}\n")
+
+
+if __name__ == "__main__":
+    main()
