@@ -2,7 +2,8 @@
 
 Every contender keeps the same entries (key, value, version, and the cursor of the batch) with the same
 durability: written to the operating system when apply returns, no fsync.  ``apply`` puts N keys in random
-order, each key once, then once more over the first pass; ``load`` opens what was written.
+order, each key once, then once more over the first pass; ``load`` opens what was written.  The CPU column
+counts all threads of the process: on a busy machine it says more than the rate.
 
     python bench/stores.py            1 M keys, batches of 1, 100 and 10 000
     python bench/stores.py --quick    20 000 keys
@@ -17,6 +18,7 @@ import json
 import random
 import shelve
 import sqlite3
+import subprocess
 import sys
 import tempfile
 import time
@@ -51,8 +53,8 @@ def columns_of(rows: list[Row], size: int) -> list[UpdateBatch]:
 class Penstock:
     columns = True
 
-    def __init__(self, name: str, opened: Callable[[str], Any]) -> None:
-        self.name, self._open = name, opened
+    def __init__(self, name: str, opened: Callable[[str], Any], kind: str = "") -> None:
+        self.name, self._open, self.kind = name, opened, kind
 
     def open(self, path: str) -> tuple[Callable[[Any, int], None], Callable[[], None]]:
         store = self._open(path)
@@ -150,7 +152,7 @@ class DiskCache:
 
 
 CONTENDERS: list[Any] = [
-    Penstock("append log", AppendLogStore.open),
+    Penstock("append log", AppendLogStore.open, "AppendLogStore"),
     Penstock("RocksDB", lambda path: RocksStore.open(path, RocksOptions())),
     Penstock("RocksDB, digest on demand", lambda path: RocksStore.open(path, RocksOptions(running_digest=False))),
     Penstock("LMDB", lambda path: LmdbStore.open(path, LmdbOptions(sync=False, map_bytes=1 << 32))),
@@ -161,12 +163,25 @@ CONTENDERS: list[Any] = [
 ]
 
 
-def resident_bytes() -> int:
-    """Return the memory of this process that is not a mapped file."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) * 1024
-    return 0
+MEMORY = """
+import sys
+from pathlib import Path
+from penstock import store
+def anonymous():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
+before = anonymous()
+opened = getattr(store, sys.argv[1]).open(sys.argv[2])
+print(anonymous() - before)
+"""
+
+
+def memory_of(kind: str, path: str) -> int | None:
+    """Return the memory an open store takes in a process of its own, mapped files aside."""
+    if not kind or not Path("/proc/self/status").exists():
+        return None
+    command = [sys.executable, "-c", MEMORY, kind, path]
+    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 def measure(contender: Any, rows: list[Row], again: list[Row], size: int, budget: float) -> dict[str, Any]:
@@ -174,7 +189,6 @@ def measure(contender: Any, rows: list[Row], again: list[Row], size: int, budget
     gc.collect()
     with tempfile.TemporaryDirectory() as folder:
         path = folder + "/store"
-        before = resident_bytes()
         apply, close = contender.open(path)
         result: dict[str, Any] = {"store": contender.name, "batch": size}
         done = 0
@@ -185,26 +199,27 @@ def measure(contender: Any, rows: list[Row], again: list[Row], size: int, budget
                 work = [[KvUpdate.put(key, value, n)] for key, value, n in part]
             else:
                 work = [part[at : at + size] for at in range(0, len(part), size)]
-            applied, start = 0, time.perf_counter()
+            applied, start, cpu = 0, time.perf_counter(), time.process_time()
             for batch in work:
                 apply(batch, done + 1)
                 done += 1
                 applied += len(batch)
-                if done % 64 == 0 and time.perf_counter() - start > budget:
+                if done % 8 == 0 and time.perf_counter() - start > budget:
                     break
             result[name] = applied / (time.perf_counter() - start)
+            result[name + "_cpu_us"] = (time.process_time() - cpu) / applied * 1e6
             whole = applied == len(part)
             del work
             if not whole:
                 break
-        gc.collect()
-        result["bytes_per_key"] = round((resident_bytes() - before) / len(rows)) if size > 1 and whole else None
         close()
         if contender.load is not None and whole and size > 1:
             for name in ("reload", "load"):  # the first may have something to tidy
                 start = time.perf_counter()
                 assert contender.load(path) >= len(rows)
                 result[name] = len(rows) / (time.perf_counter() - start)
+            taken = memory_of(getattr(contender, "kind", ""), path)
+            result["bytes_per_key"] = None if taken is None else round(taken / len(rows))
         return result
 
 
@@ -221,12 +236,16 @@ def table(results: list[dict[str, Any]]) -> str:
         return "" if value is None else f"{value:,.0f}"
 
     lines = [
-        "| store | batch | insert/s | overwrite/s | open after that, records/s | open again, records/s | memory, B/key |",
-        "|---|---:|---:|---:|---:|---:|---:|",
+        "| store | batch | insert/s | CPU µs | overwrite/s | CPU µs | open, rec/s | open again, rec/s | memory, B/key |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for row in results:
-        cells = [rate(row.get(name)) for name in ("insert", "overwrite", "reload", "load")]
-        lines.append(f"| {row['store']} | {row['batch']} | {' | '.join(cells)} | {row['bytes_per_key'] or ''} |")
+        cells = []
+        for name in ("insert", "overwrite"):
+            cpu = row.get(name + "_cpu_us")
+            cells += [rate(row.get(name)), "" if cpu is None else f"{cpu:.2f}"]
+        cells += [rate(row.get(name)) for name in ("reload", "load")]
+        lines.append(f"| {row['store']} | {row['batch']} | {' | '.join(cells)} | {row.get('bytes_per_key') or ''} |")
     return "\n".join(lines)
 
 
@@ -239,7 +258,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="the most one pass of one contender may take")
     parser.add_argument("--write", action="store_true", help="write the table into docs/benchmarks/stores.md")
     arguments = parser.parse_args()
-    count = 20_000 if arguments.quick else arguments.keys
+    count = min(20_000, arguments.keys) if arguments.quick else arguments.keys
     results = []
     for result in run(count, arguments.batch or [1, 100, 10_000], 2.0 if arguments.quick else arguments.seconds):
         results.append(result)

@@ -63,8 +63,7 @@ def check(data: bytes, *, compare: bool) -> str:
     try:
         state = replay("log", data, len(data))
     except CorruptionError as exc:
-        assert 0 <= exc.byte <= len(data)
-        return "refused"
+        return "refused" if 0 <= exc.byte <= len(data) else "misplaced"
     except UnsupportedError:
         return "unsupported"
     fold = state.fold
@@ -89,7 +88,11 @@ def main() -> int:
     parser.add_argument("--inputs", type=int, default=200_000)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    rng, counts, start = random.Random(arguments.seed), dict.fromkeys(("clean", "torn", "refused", "unsupported"), 0), time.time()
+    rng, counts, start = (
+        random.Random(arguments.seed),
+        dict.fromkeys(("clean", "torn", "refused", "unsupported"), 0),
+        time.time(),
+    )
     for number in range(arguments.inputs):
         data = damage(rng, make_log(rng))
         try:

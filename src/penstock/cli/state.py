@@ -17,7 +17,9 @@ __all__ = ["register", "app"]
 
 app = typer.Typer(help="Look into a fold: append log, RocksDB or LMDB.", no_args_is_help=True)
 
-PathArgument = Annotated[str, typer.Argument(help="The file of an append log, or the folder of a RocksDB or LMDB store.")]
+PathArgument = Annotated[
+    str, typer.Argument(help="The file of an append log, or the folder of a RocksDB or LMDB store.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON, for scripts.")]
 
 
@@ -90,7 +92,11 @@ def verify(path: PathArgument, as_json: JsonOption = False) -> None:
     except PenstockError as exc:
         entries, digest, found = None, None, []
         problems.append(
-            {"file": getattr(exc, "file", path), "byte": getattr(exc, "byte", 0), "reason": getattr(exc, "reason", str(exc))}
+            {
+                "file": getattr(exc, "file", path),
+                "byte": getattr(exc, "byte", 0),
+                "reason": getattr(exc, "reason", str(exc)),
+            }
         )
     problems += [{"file": p.file, "byte": p.byte, "reason": p.reason} for p in found]
     if as_json:

@@ -104,8 +104,9 @@ class AppendLogStore(Handle):
     def apply(self, updates: UpdateBatch | Iterable[KvUpdate], cursor: WatchCursor) -> None:
         """Append the updates and the cursor in one write."""
         log = self._writable()
-        records = encode_updates(self.path, batch_of(self.path, updates))
-        log.append(records, cursor_record(cursor.token.raw))
+        records = encode_updates(self.path, updates)
+        records += cursor_record(cursor.token.raw)
+        log.append(records)
         if self._committer is not None:
             if self.options.sync == "always":
                 self._committer.request().result()

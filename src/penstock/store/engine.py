@@ -252,5 +252,3 @@ def after_prefix(prefix: bytes) -> bytes | None:
     """
     head = prefix.rstrip(b"\xff")
     return head[:-1] + bytes((head[-1] + 1,)) if head else None
-
-
