@@ -37,8 +37,8 @@ Changes = dict[bytes, bytes | None]
 class EngineStore(Handle):
     """A store whose data and meta tables are an engine's; see RocksStore and LmdbStore.
 
-    An engine brings six methods: read meta, read many keys, write changes and meta in one transaction,
-    iterate a prefix, count its bytes, and let go.
+    An engine brings these: read meta, read many keys, write changes and meta in one transaction, iterate a
+    prefix, count its bytes, let go, settle, and write an artifact's data.
     """
 
     backend = ""
@@ -80,6 +80,14 @@ class EngineStore(Handle):
 
     def _check_keys(self, batch: UpdateBatch) -> None:
         """Refuse keys that the engine cannot hold."""
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Return when background work is done and everything applied survives a power cut."""
+
+    @abstractmethod
+    def write_data(self, folder: str) -> WatchCursor:
+        """Write the payload of an artifact as ``folder``/data at one cursor, and return that cursor."""
 
     # --- The contract
 
@@ -166,7 +174,7 @@ class EngineStore(Handle):
     def reader(self) -> SharedReader:
         """Return a handle that reads while this one applies."""
         self._check()
-        return SharedReader(self)  # type: ignore[arg-type]  # settle and write_data are the engines'
+        return SharedReader(self)
 
     def verify(self) -> Iterator[Problem]:
         """Read every entry, compute the digest anew and compare."""

@@ -245,8 +245,7 @@ class LogFile:
                 copied = self._carry(file, base - taken, copied, size)
                 file.sync()
         except BaseException:
-            with self.lock:
-                self.fold.let_go()
+            self._give_up(temporary)
             raise
         with self.writing:
             try:
@@ -256,13 +255,16 @@ class LogFile:
                 self._sidecar.write_mark(len(HEADER))  # true of the old file and of the new one
                 self.disk.rename(temporary, self.path)
             except BaseException:
-                with self.lock:
-                    self.fold.let_go()
-                file.close()
-                with contextlib.suppress(OSError):
-                    self.disk.remove(temporary)
+                self._give_up(temporary)
                 raise
             self._switch(file, slots, old, new, taken, base)
+
+    def _give_up(self, temporary: str) -> None:
+        """Leave everything as it was before a rewrite that failed."""
+        with self.lock:
+            self.fold.let_go()
+        with contextlib.suppress(OSError):
+            self.disk.remove(temporary)
 
     def _carry(self, file: File, shift: int, start: int, stop: int) -> int:
         """Copy bytes of the old file to where they go in the new one."""

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.batch import UpdateBatch
 from penstock.disk import FaultyDisk, MemoryDisk
-from penstock.errors import ClosedError, LockedError
+from penstock.errors import ClosedError, LockedError, OptionsError
 from penstock.kernel import Fold
 from penstock.store import AppendLogOptions, AppendLogStore, SnapshotWriter, digest_entries, load
 from penstock.testing.log_conformance import fingerprints
@@ -205,3 +205,51 @@ def test_a_synced_store_has_synced_when_it_is_closed(sync: str) -> None:
     disk.cut_power(keep=0)
     with AppendLogStore.open("fold.snap", read_only=True, disk=disk) as store:
         assert store.count() == 5
+
+
+def test_a_rewrite_that_fails_aside_is_told_by_settle_and_not_tried_at_every_apply() -> None:
+    disk = FaultyDisk(MemoryDisk())
+    store = AppendLogStore.open("fold.snap", AppendLogOptions(compact_threshold_bytes=1000), disk=disk)
+    for _ in range(99):
+        disk.fail("create", OSError(28, "No space left on device"), path="compact")
+    for number in range(1, 60):
+        store.apply(puts(0, 5, b"%03d" % number), WatchCursor.of(number))
+        store._wait()
+    tries = sum(1 for call in disk.calls if call == ("create", "fold.snap.penstock-compact"))
+    assert 1 < tries < 20
+    with pytest.raises(OSError, match="No space"):
+        store.settle()
+    assert store.count() == 5
+    store.close()
+
+
+def test_an_empty_file_is_no_store_for_a_reader_and_a_new_one_for_an_owner() -> None:
+    disk = MemoryDisk()
+    disk.create("fold.snap").close()
+    with pytest.raises(OptionsError, match="no store here"):
+        AppendLogStore.open("fold.snap", read_only=True, disk=disk)
+    with AppendLogStore.open("fold.snap", disk=disk) as store:
+        assert store.count() == 0
+
+
+def test_a_store_works_without_the_compiled_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    from penstock import kernel
+    from penstock.kernel.twin import foldindex, pgss
+    from penstock.store import appendlog, logfile
+    from penstock.store import pgss as format_module
+
+    monkeypatch.setattr(kernel, "native", False)
+    for module in (appendlog, logfile, format_module):
+        monkeypatch.setattr(module, "pgss", pgss)
+    monkeypatch.setattr(logfile, "Fold", foldindex.Fold)
+    disk = MemoryDisk()
+    with AppendLogStore.open("fold.snap", disk=disk) as store:
+        store.apply(puts(0, 20), WatchCursor.of(1))
+        store.apply(UpdateBatch.of([*puts(5, 8, b"new"), KvUpdate.delete("k00001", 2)]), WatchCursor.of(2))
+        store.compact()
+        store.apply(puts(30, 31), WatchCursor.of(3))
+        before = store.range(), store.digest(), store.cursor()
+    monkeypatch.undo()
+    with AppendLogStore.open("fold.snap", disk=disk) as store:
+        assert (store.range(), store.digest(), store.cursor()) == before
+        assert store.count() == 20

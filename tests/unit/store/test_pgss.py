@@ -35,7 +35,7 @@ def test_cursor_records_are_the_ones_drawn() -> None:
 
 
 def test_the_worked_example_of_the_format_page_is_what_a_store_writes() -> None:
-    block = next(part for part in PAGE.read_text().split("```") if "PGSS, version 2" in part)
+    block = next(part for part in PAGE.read_text().split("```") if "put a = 1 at 1" in part)
     lines = [re.match(r"(?:[0-9a-f]{2} )+", line + " ") for line in block.strip().splitlines()]
     expected = bytes.fromhex("".join(found.group() for found in lines if found))
     disk = MemoryDisk()
