@@ -31,7 +31,7 @@ def test_an_apply_never_rewrites_the_file_itself() -> None:
     disk.on_call = lambda operation, path: renamed.append(threading.get_ident()) if operation == "rename" else None
     for number in range(1, 40):
         store.apply(puts(0, 20, b"%d" % number), WatchCursor.of(number))
-    store.settle()
+    store._wait()
     disk.on_call = None
     assert renamed
     assert owner not in renamed
