@@ -252,7 +252,6 @@ class LogFile:
                 if copied < self.size:
                     copied = self._carry(file, base - taken, copied, self.size)
                     file.sync()
-                self._sidecar.write_mark(len(HEADER))  # true of the old file and of the new one
                 self.disk.rename(temporary, self.path)
             except BaseException:
                 self._give_up(temporary)
