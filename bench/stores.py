@@ -55,12 +55,13 @@ class Penstock:
 
     def __init__(self, name: str, opened: Callable[[str], Any], kind: str = "") -> None:
         self.name, self._open, self.kind = name, opened, kind
+        self.load = self.read_all if kind else None  # an engine reads nothing when it is opened
 
     def open(self, path: str) -> tuple[Callable[[Any, int], None], Callable[[], None]]:
         store = self._open(path)
         return lambda batch, cursor: store.apply(batch, WatchCursor.of(cursor)), store.close
 
-    def load(self, path: str) -> int:
+    def read_all(self, path: str) -> int:
         with self._open(path) as store:
             return store.count()
 
