@@ -25,7 +25,7 @@ $(VENV)/.created:
 
 $(VENV)/.ready: $(VENV)/.created pyproject.toml setup.py constraints.txt $(KERNEL)
 	@echo "installing penstock and its tools (a few minutes the first time)"
-	@PIP_CONSTRAINT=constraints.txt $(PIP) install --group dev --group bench -e '.[arrow]'
+	@PIP_CONSTRAINT=constraints.txt $(PIP) install --group dev --group bench -e '.[all]'
 	@$(BIN)/python -c 'import penstock.kernel as k, sys; sys.exit(None if k.native else k.reason)'
 	@touch $@
 

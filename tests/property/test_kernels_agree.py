@@ -17,8 +17,7 @@ from penstock.kernel.twin import xchannel as twin_xchannel
 from penstock.log.envelope import Envelope, encode_envelope
 from penstock.types import Op
 
-if not kernel.native:  # pragma: no cover
-    pytest.skip("there is no compiled kernel to compare", allow_module_level=True)
+assert kernel.native, kernel.reason
 
 from penstock.kernel import envelope, gather, xchannel
 

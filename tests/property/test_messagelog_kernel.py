@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from penstock import kernel
 from penstock.kernel.twin import messagelog as twin
 
-if not kernel.native:
-    pytest.skip(kernel.reason, allow_module_level=True)
+assert kernel.native, kernel.reason
 
 compiled = kernel.messagelog
 U64 = st.one_of(st.integers(0, 40), st.integers(0, (1 << 64) - 1))

@@ -10,8 +10,7 @@ import pytest
 from penstock import kernel
 from penstock.kernel.twin.maps import Mapping as TwinMapping
 
-if not kernel.native:  # pragma: no cover
-    pytest.skip("the compiled kernel is not here", allow_module_level=True)
+assert kernel.native, kernel.reason
 
 from penstock.kernel.maps import Mapping
 

@@ -9,14 +9,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import blake3
 import pytest
 
 from penstock.disk import MemoryDisk
 from penstock.errors import CorruptionError, OptionsError, PenstockError, UnsupportedError
 from penstock.store import AppendLogOptions, AppendLogStore, SnapshotWriter, load
 from penstock.types import KvEntry, KvUpdate, Op, VersionToken, WatchCursor
-
-blake3 = pytest.importorskip("blake3")
 
 ARCHIVE = Path(__file__).parents[2] / "vectors" / "slipstream" / "pgss.zip"
 
