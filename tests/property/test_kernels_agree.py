@@ -10,16 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock import kernel
+from penstock.kernel import envelope, gather, xchannel
 from penstock.kernel.twin import envelope as twin_envelope
 from penstock.kernel.twin import gather as twin_gather
 from penstock.kernel.twin import xchannel as twin_xchannel
 from penstock.log.envelope import Envelope, encode_envelope
 from penstock.types import Op
-
-assert kernel.native, kernel.reason
-
-from penstock.kernel import envelope, gather, xchannel
 
 RECORD = struct.Struct("<BBHIQ")
 REGION = 4096

@@ -7,12 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock import kernel
-from penstock.kernel.twin.maps import Mapping as TwinMapping
-
-assert kernel.native, kernel.reason
-
 from penstock.kernel.maps import Mapping
+from penstock.kernel.twin.maps import Mapping as TwinMapping
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
