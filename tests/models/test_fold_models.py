@@ -12,10 +12,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from applied_model import Applied, AppliedModel  # noqa: E402
-from checker import Report, explore  # noqa: E402
-from live_watch_model import LiveWatch, LiveWatchModel, converged  # noqa: E402
-from resync_order_model import Resync, ResyncModel  # noqa: E402
+from applied_model import Applied, AppliedModel
+from checker import Report, explore
+from live_watch_model import LiveWatch, LiveWatchModel, converged
+from resync_order_model import Resync, ResyncModel
 
 
 @pytest.fixture
