@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.batch import UpdateBatch
@@ -19,6 +19,7 @@ STEPS = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(STEPS)
 def test_the_cursor_covers_exactly_what_the_store_holds(steps: list[tuple[object, ...]]) -> None:
     queue = FoldQueue(BatchConfig(max_updates=3, window_seconds=1.0))

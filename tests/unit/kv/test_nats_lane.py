@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from nats.errors import ProtocolError
 from nats.protocol.parser import Parser
@@ -43,6 +43,7 @@ async def feed(client: Client, data: bytes, sizes: list[int]) -> None:
         at += size
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from([1, 7, 7, 8]), st.binary(max_size=40)), max_size=12),
     st.lists(st.integers(1, 60), max_size=5),
