@@ -57,7 +57,7 @@ soak: env  ## hours of load, bounded
 	@$(PYTEST) -q -s tests/soak --long --timeout 7200
 
 models: env  ## the models of the guards on large bounds
-	@echo "no models yet"
+	@$(PYTEST) -q -s tests/models --long --timeout 7200
 
 spark-full: env  ## cluster and pipelines
 	@echo "no pipelines yet"
