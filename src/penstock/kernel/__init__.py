@@ -24,6 +24,10 @@ __all__ = [
     "to_bytes_list",
     "binary_views",
     "decode_envelopes",
+    "encode_frame",
+    "encode_list",
+    "encode_spans",
+    "scan_frames",
 ]
 
 native = True
@@ -31,13 +35,13 @@ reason = ""
 
 if not TYPE_CHECKING:
     try:
-        from penstock.kernel import envelope, gather, maps, xchannel
+        from penstock.kernel import envelope, filechannel, gather, maps, xchannel
     except ImportError as exc:
         native = False
         reason = f"the compiled kernel is not installed ({exc})"
-        from penstock.kernel.twin import envelope, gather, maps, xchannel
+        from penstock.kernel.twin import envelope, filechannel, gather, maps, xchannel
 else:
-    from penstock.kernel import envelope, gather, maps, xchannel
+    from penstock.kernel import envelope, filechannel, gather, maps, xchannel
 
 Mapping = maps.Mapping
 Cursor = xchannel.Cursor
@@ -47,3 +51,7 @@ gather_spans = gather.gather
 to_bytes_list = gather.to_bytes_list
 binary_views = gather.binary_views
 decode_envelopes = envelope.decode
+encode_frame = filechannel.encode_frame
+encode_list = filechannel.encode_list
+encode_spans = filechannel.encode_spans
+scan_frames = filechannel.scan
