@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import threading
@@ -22,7 +21,7 @@ from penstock.log.filechannel.log import end_of
 from penstock.log.filechannel.options import ChannelOptions
 from penstock.log.filechannel.packer import Packer
 from penstock.log.filechannel.receiver import AckReceiver, OnDamage, Receiver, Start, aligned, resolve
-from penstock.log.filechannel.recover import find_tail
+from penstock.log.filechannel.recover import find_tail, readable_cursors
 from penstock.log.filechannel.retain import Retention
 from penstock.log.filechannel.segments import Folder
 from penstock.log.filechannel.sender import Sender, Spool
@@ -401,9 +400,7 @@ class FileChannel(_Receivers):
             logger.warning("%s; the channel gets a new id", exc)
             identity = None
         if identity is None:
-            cursors = {}
-            with contextlib.suppress(CorruptionError):
-                cursors = self._sidecar.cursors()
+            cursors = readable_cursors(self._sidecar)
             self._sidecar.create_identity(self.options.content)
             for name, position in cursors.items():
                 self._sidecar.write_cursor(name, position)

@@ -94,7 +94,7 @@ class Receiver(Handle):
 
     def _put(self, position: int) -> None:
         """Stand at a position with nothing read ahead."""
-        self._next = position
+        self._next = self._hold = position
         self._batch: Batch | None = None
         self._payloads: list[bytes] = []
         self._at = self._count = 0
@@ -204,13 +204,16 @@ class Receiver(Handle):
 
     @property
     def held(self) -> int:
-        """Everything from here on is kept for this receiver."""
-        return self.position
+        """Everything from here on is kept for this receiver: what it read ahead counts as not yet received."""
+        return self._hold  # no lock: collecting asks while other receivers are at work
 
     @property
     def lag_bytes(self) -> int:
         """How many frame bytes lie between what it holds and the end of the channel."""
-        return max(0, self._source.end() - self.held)
+        return max(0, self._source.end() - self._done())
+
+    def _done(self) -> int:
+        return self.position
 
     def depth(self, limit: int | None = None) -> int:
         """Count the messages it has yet to receive, at most ``limit``: this reads them."""
@@ -290,14 +293,15 @@ class Receiver(Handle):
                     raise
                 logger.warning("%s; skipped", problem)
                 self.problems.append(problem)
-        passed, self._next = self._next, batch.next_position
+        self._hold, self._next = self._next, batch.next_position
         if not len(batch):
             self._batch, self._at, self._count = None, 0, 0
+            self._source.moved(self.held)
             return False
         self._batch, self._at, self._count = batch, 0, len(batch)
         self._payloads = batch.to_payloads() if payloads else _Lazy(batch)
         self._filled(batch)
-        self._source.moved(passed)
+        self._source.moved(self.held)
         return True
 
     def _filled(self, batch: Batch) -> None:
@@ -378,6 +382,9 @@ class AckReceiver(Receiver):
     @property
     def held(self) -> int:
         """The position of the first message that is not acknowledged."""
+        return self._acked
+
+    def _done(self) -> int:
         return self._acked
 
     @property

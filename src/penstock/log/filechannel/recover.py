@@ -27,7 +27,7 @@ from penstock.log.filechannel.segments import Folder
 from penstock.log.sidecar import Sidecar
 from penstock.types import Problem
 
-__all__ = ["Tail", "find_tail", "settle_pair", "set_aside", "clamp_cursors", "copy_bytes"]
+__all__ = ["Tail", "find_tail", "settle_pair", "set_aside", "clamp_cursors", "readable_cursors", "copy_bytes"]
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ def find_tail(disk: Disk, folder: Folder, sidecar: Sidecar) -> tuple[Tail, list[
             problems.append(_aside(disk, folder, exc))
         sealed = True
     # Nothing readable is left.  Positions go on behind everything that anyone remembers.
-    remembered = [0, sidecar.durable_position() or 0, *sidecar.cursors().values()]
+    remembered = [_mark(sidecar)[1], *readable_cursors(sidecar).values()]
     begin = max(remembered)
     return Tail(highest, begin, begin, exists=False), problems
 
@@ -94,11 +94,32 @@ def clamp_cursors(sidecar: Sidecar, position: int) -> None:
 
     It is done before a file is cut, so that a crash in between only delivers again.
     """
-    for name, cursor in sidecar.cursors().items():
+    for name, cursor in readable_cursors(sidecar).items():
         if cursor > position:
             logger.warning("%scursor-%s: moved back from %d to %d, where the messages end", sidecar.prefix, name,
                            cursor, position)  # fmt: skip
             sidecar.write_cursor(name, position)
+
+
+def readable_cursors(sidecar: Sidecar) -> dict[str, int]:
+    """Return the cursors that can be read; the others start again at the first message."""
+    found = {}
+    for name in sidecar.cursor_names():
+        with contextlib.suppress(CorruptionError):
+            position = sidecar.read_cursor(name)
+            if position is not None:
+                found[name] = position
+    return found
+
+
+def _mark(sidecar: Sidecar) -> tuple[int | None, int]:
+    """Return the mark of an earlier boot, if it is one, and its position; a mark that is destroyed tells nothing."""
+    try:
+        return sidecar.lost_power_at(), sidecar.durable_position() or 0
+    except CorruptionError as exc:
+        logger.warning("%s; it is not used", exc)
+        sidecar.remove_mark()
+        return None, 0
 
 
 def copy_bytes(source: ReadFile, start: int, stop: int, target: File, at: int = 0) -> None:
@@ -153,7 +174,7 @@ def _mend_plain(
     with disk.modify(path) as file:
         header = Header.decode(path, file.read_at(0, HEADER_BYTES), packed=False)
         size = file.stat().size
-        end, reason = walk_to_end(file, header.begin, size, sidecar.lost_power_at())
+        end, reason = walk_to_end(file, header.begin, size, _mark(sidecar)[0])
         stop = HEADER_BYTES + end - header.begin
         clamp_cursors(sidecar, end)
         if stop == size:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final, Self
@@ -266,7 +265,8 @@ class Spool:
             raise
         if self._options.sync != "none":
             self._disk.sync_folder(self.path)
-        return file
+        file.close()
+        return self._disk.modify(segment_path(self.path, index))  # known by its own name from here on
 
     # --- Durable
 
@@ -347,8 +347,7 @@ class _Flusher:
 
     def __init__(self, flush: Callable[[], None], seconds: float) -> None:
         self._flush, self._seconds = flush, seconds
-        self._wanted = threading.Event()
-        self._closed = False
+        self._wanted, self._closing = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="penstock-flush", daemon=True)
         self._thread.start()
 
@@ -359,16 +358,15 @@ class _Flusher:
 
     def close(self) -> None:
         """Stop the thread; whoever closes flushes by hand."""
-        self._closed = True
+        self._closing.set()
         self._wanted.set()
         self._thread.join()
 
     def _run(self) -> None:
         while True:
             self._wanted.wait()
-            if self._closed:
+            if self._closing.wait(self._seconds):
                 return
-            time.sleep(self._seconds)
             self._wanted.clear()
             with contextlib.suppress(ReadOnlyError, ClosedError):  # latched: the next send says it
                 self._flush()

@@ -19,7 +19,7 @@ from penstock.disk import Disk, File, PosixDisk
 from penstock.errors import CorruptionError, OptionsError
 from penstock.log.filechannel.compress import Unpacker
 from penstock.log.filechannel.format import FRAME_HEAD, HEADER_BYTES, Header, segment_path
-from penstock.log.filechannel.recover import NEW, clamp_cursors, set_aside, settle_pair
+from penstock.log.filechannel.recover import NEW, clamp_cursors, readable_cursors, set_aside, settle_pair
 from penstock.log.filechannel.segments import Files, Folder, Walk
 from penstock.log.sidecar import Sidecar
 from penstock.types import Problem
@@ -195,7 +195,7 @@ def _repair(disk: Disk, root: str) -> list[Problem]:
         if files.plain and files.packed:
             settle_pair(disk, folder, files.index, [])
     indexes = list(folder.files().values())
-    findings = []
+    findings: list[Finding] = []
     for place, files in enumerate(indexes):
         following = indexes[place + 1].index if place + 1 < len(indexes) else None
         if findings and files.plain and following is not None:
@@ -245,7 +245,7 @@ def _mend_begin(disk: Disk, folder: Folder, index: int, expected: int | None) ->
 
 def _move_positions(sidecar: Sidecar, moved: int) -> None:
     """From ``moved`` on positions mean something else: a new id, and cursors no further than that."""
-    cursors = sidecar.cursors()
+    cursors = readable_cursors(sidecar)
     for name, position in cursors.items():
         sidecar.write_cursor(name, min(position, moved))
     content = sidecar.identity()
