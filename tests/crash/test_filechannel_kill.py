@@ -19,7 +19,7 @@ import pytest
 from penstock.log.filechannel import ChannelOptions, FileChannel, FileChannelLog
 from penstock.testing.log_conformance import contents
 
-ROUNDS, LONG_ROUNDS = 12, 500
+ROUNDS, LONG_ROUNDS = 4, 500
 
 # Sends numbered messages one by one and in batches, and says which number is visible after each send.
 SENDER = """
@@ -27,7 +27,7 @@ import os, random, sys
 from penstock.log.filechannel import ChannelOptions, FileChannel
 path, start, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 rng = random.Random(seed)
-options = ChannelOptions(sync="interval", sync_seconds=0.01, segment_bytes=rng.choice((300, 5000)),
+options = ChannelOptions(sync="interval", sync_seconds=0.01, segment_bytes=rng.choice((2000, 30000)),
                          compression=rng.choice(("snappy", "gzip")))
 channel, number = FileChannel.open(path, options), start
 while True:
@@ -65,7 +65,7 @@ while True:
 
 def spawn(code: str, *arguments: object) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
 
 
 def kill(process: subprocess.Popen[bytes]) -> list[bytes]:

@@ -55,6 +55,7 @@ def test_a_synced_message_survives_a_power_cut_and_nothing_is_invented(
             acked = received
 
     disk.cut_power(seed=seed, keep=keep)
+    rx.forked()
     channel.forked()
     with FileChannel.open("c", options, disk=disk) as again:
         found = [p for batch in again.rx().batches(timeout=0) for p in batch.to_payloads()]

@@ -49,6 +49,7 @@ class FileChannelLog(Handle):
         self._folder = Folder(self._disk, self.path)
         self._lock = threading.RLock()
         self._walk = Walk(self._folder)
+        self._at = -1
         found = self._disk.stat(self.path)
         if found is None or not found.is_folder:
             raise OptionsError(f"{self.path}: there is no channel here")
@@ -76,11 +77,14 @@ class FileChannelLog(Handle):
 
     def read(self, position: int, limit: int = DEFAULT_LIMIT) -> Batch:
         """Return messages from ``position`` on; CorruptionError on damage, which ``skip_damage`` steps over."""
-        first = self.first_position
-        if position < first:
-            raise ExpiredError(self.path, position, first)
         with self._lock:
-            return self._walk.read(position, limit)
+            if position != self._at:  # reading on needs no look at the folder
+                first = self.first_position
+                if position < first:
+                    raise ExpiredError(self.path, position, first)
+            batch = self._walk.read(position, limit)
+            self._at = batch.next_position
+            return batch
 
     def skip_damage(self, position: int) -> tuple[int, Problem] | None:
         """Return where reading goes on behind damage at ``position``, and what it is; None if there is none."""

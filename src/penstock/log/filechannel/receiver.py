@@ -464,6 +464,13 @@ class AckReceiver(Receiver):
             self._name_lock.release()
             self._name_lock = None
 
+    def forked(self) -> None:
+        """Close in the child of a fork; the name stays the parent's."""
+        super().forked()
+        if self._name_lock is not None:
+            self._name_lock.release()
+            self._name_lock = None
+
     def skip_damage(self) -> Problem | None:
         """Step over a damaged place; what is in it counts as received, to be acknowledged with what follows."""
         with self._lock:

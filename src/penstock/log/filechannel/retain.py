@@ -13,7 +13,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Final, Protocol
 
@@ -104,7 +104,8 @@ class Retention:
                 removed += 1
             else:
                 self._boundary = None if removed else self._boundary
-            self.measure()
+            if self._options.keep_bytes:
+                self.measure()
             return removed
 
     def rotated(self) -> None:
@@ -112,8 +113,6 @@ class Retention:
         self._boundary = None
         if self._options.collect:
             self.collect()
-        else:
-            self.measure()
 
     def admit(self, size: int) -> None:
         """Make room for ``size`` bytes within the bounds, or refuse: Backpressure, nothing is sent."""
@@ -147,7 +146,7 @@ class Retention:
     def _bound(self, exceeded: Callable[[], bool], bound: str) -> None:
         with self.mutex:
             while exceeded():
-                oldest = next(iter(self._sealed()), None)
+                oldest = next(self._sealed(), None)
                 if self._options.policy == "refuse" or oldest is None:
                     raise Backpressure(
                         f"{self._folder.path}: {bound} is reached; the slowest receiver is at {self.floor()} "
@@ -175,13 +174,12 @@ class Retention:
             return found is not None and time.time_ns() - found.modified_ns > self._options.keep_seconds * 1e9
         return False
 
-    def _sealed(self) -> list[tuple[Files, int | None]]:
-        """Return the sealed segments, oldest first, each with where it ends."""
-        everything = list(self._folder.files().values())
+    def _sealed(self) -> Iterator[tuple[Files, int | None]]:
+        """Yield the sealed segments, oldest first, each with where it ends."""
         newest = self.newest()
-        return [
-            (files, self._folder.begin(later.index)) for files, later in pairwise(everything) if files.index < newest
-        ]
+        for files, later in pairwise(self._folder.files().values()):
+            if files.index < newest:
+                yield files, self._folder.begin(later.index)
 
     def _remove(self, files: Files) -> None:
         for suffix in ("", ".z"):

@@ -235,6 +235,8 @@ class Spool:
     def _rotate(self) -> None:
         self._flush()
         try:
+            if self._options.sync != "none":  # or a power cut could leave the next segment and a hole before it
+                self._file.sync()
             following = self._make_segment(self.index + 1, self.end)
         except OSError as exc:
             raise self._latch(exc) from exc
