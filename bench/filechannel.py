@@ -158,7 +158,7 @@ def run(quick: bool) -> list[dict[str, object]]:
         payload = payload[:size]
         many = 20_000 if quick else max(100_000, min(2_000_000, (400 << 20) // (size + 8) // BATCH * BATCH))
         one = 2_000 if quick else 100_000
-        peer = 200 if quick else 5_000
+        peer = 200 if quick else 1_000
         own = {
             "penstock, one at a time": measure(penstock_one, payload, one),
             "penstock, batches": measure(penstock_many, payload, many),
