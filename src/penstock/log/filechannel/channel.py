@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from penstock.disk import Backoff, Disk, Handle, Lock, PosixDisk
 from penstock.disk.posix import folder_of
 from penstock.errors import ClosedError, CorruptionError, ExpiredError, LockedError, OptionsError
-from penstock.log.filechannel.log import end_of
+from penstock.log.filechannel.log import check_same, end_of
 from penstock.log.filechannel.options import ChannelOptions
 from penstock.log.filechannel.packer import Packer
 from penstock.log.filechannel.receiver import AckReceiver, OnDamage, Receiver, Start, aligned, resolve
@@ -137,6 +137,9 @@ class _Receivers(Handle):
             log_id = bytes(16) if identity is None else bytes.fromhex(identity.log_id)
             register = Register(self._disk, f"{self._sidecar.prefix}cursor-{name}")
             register.write(log_id, position)  # from now on it holds, here and for every other process
+            while position < (first := self.folder.first_position()):  # collected just before that
+                position = first
+                register.write(log_id, position)
         except BaseException:
             lock.release()
             raise
@@ -249,6 +252,26 @@ class FileChannel(_Receivers):
     def attach(path: str | os.PathLike[str], *, disk: Disk | None = None) -> ChannelView:
         """Look on at a channel that another process owns, or nobody: receivers, and nothing is sent."""
         return ChannelView(os.fspath(path).rstrip("/") or "/", disk or PosixDisk())
+
+    # --- Receivers: nothing is collected between finding their place and holding it
+
+    def rx(self, start: Start | int = "first", *, on_damage: OnDamage = "raise") -> Receiver:
+        """Return a receiver of everything from ``start`` on: ``first``, ``latest``, or a position."""
+        with self._retention.mutex:
+            return super().rx(start, on_damage=on_damage)
+
+    def ack_rx(
+        self,
+        name: str | None = None,
+        start: Start | int = "first",
+        *,
+        on_damage: OnDamage = "raise",
+        max_tries: int = 0,
+        dead_letters: str | os.PathLike[str] | None = None,
+    ) -> AckReceiver:
+        """Return a receiver that acknowledges; see ChannelView.ack_rx, which is the same."""
+        with self._retention.mutex:
+            return super().ack_rx(name, start, on_damage=on_damage, max_tries=max_tries, dead_letters=dead_letters)
 
     # --- Senders, and the face of a log's writer
 
@@ -458,9 +481,12 @@ class ChannelView(_Receivers):
     def __init__(self, path: str, disk: Disk) -> None:
         super().__init__(path, disk)
         self._dead = ""
+        self._ends: dict[int, int] = {}
         found = disk.stat(path)
         if found is None or not found.is_folder:
             raise OptionsError(f"{path}: there is no channel here")
+        identity = self._sidecar.identity()
+        self._log_id = None if identity is None else identity.log_id
 
     @property
     def visible(self) -> None:
@@ -474,12 +500,19 @@ class ChannelView(_Receivers):
 
     def end(self) -> int:
         """Where the channel ends now: this walks the newest segment."""
-        return end_of(self.folder)
+        return end_of(self.folder, self._ends)
 
     def wait(self, look: Callable[[], bool], position: int, timeout: float | None) -> bool:
         """Look again and again, at most a hundred times a second; used by receivers."""
         del position
-        return Backoff().wait(lambda: bool(self._dead) or look(), timeout) and not self._dead
+
+        def ready() -> bool:
+            if self._dead or look():
+                return True
+            check_same(self._sidecar, self.path, self._log_id)
+            return False
+
+        return Backoff().wait(ready, timeout) and not self._dead
 
     def close(self) -> None:
         """Close its receivers."""

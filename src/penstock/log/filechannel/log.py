@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from penstock.batch import Batch
 from penstock.disk import Backoff, Handle, PosixDisk, ReadDisk
-from penstock.errors import CorruptionError, ExpiredError, OptionsError
+from penstock.errors import CorruptionError, ExpiredError, OptionsError, ReplacedError
 from penstock.log.filechannel.format import HEADER_BYTES, segment_index, segment_path
 from penstock.log.filechannel.recover import walk_to_end
 from penstock.log.filechannel.segments import Folder, Walk
@@ -20,7 +20,7 @@ from penstock.log.options import DEFAULT_LIMIT
 from penstock.log.sidecar import Sidecar
 from penstock.types import Problem
 
-__all__ = ["FileChannelLog", "open_reader", "recognise", "end_of"]
+__all__ = ["FileChannelLog", "open_reader", "recognise", "end_of", "check_same"]
 
 
 class FileChannelLog(Handle):
@@ -50,6 +50,9 @@ class FileChannelLog(Handle):
         self._lock = threading.RLock()
         self._walk = Walk(self._folder)
         self._at = -1
+        self._ends: dict[int, int] = {}
+        identity = self._sidecar.identity()
+        self._log_id = None if identity is None else identity.log_id
         found = self._disk.stat(self.path)
         if found is None or not found.is_folder:
             raise OptionsError(f"{self.path}: there is no channel here")
@@ -62,7 +65,7 @@ class FileChannelLog(Handle):
     @property
     def next_position(self) -> int:
         """Behind the newest message that is visible now."""
-        return end_of(self._folder)
+        return end_of(self._folder, self._ends)
 
     @property
     def durable_position(self) -> int | None:
@@ -84,7 +87,9 @@ class FileChannelLog(Handle):
                     raise ExpiredError(self.path, position, first)
             batch = self._walk.read(position, limit)
             self._at = batch.next_position
-            return batch
+        if not len(batch):
+            self._check_same()
+        return batch
 
     def skip_damage(self, position: int) -> tuple[int, Problem] | None:
         """Return where reading goes on behind damage at ``position``, and what it is; None if there is none."""
@@ -112,12 +117,16 @@ class FileChannelLog(Handle):
                     backoff.reset()
                     since = time.monotonic()
                     continue
+                self._check_same()
                 remaining = None if timeout is None else since + timeout - time.monotonic()
                 if remaining is not None and remaining <= 0:
                     return
                 time.sleep(backoff.delay(remaining))
         finally:
             walk.close()
+
+    def _check_same(self) -> None:
+        check_same(self._sidecar, self.path, self._log_id)
 
     def verify(self) -> Iterator[Problem]:
         """Yield every problem: damage, gaps, and what the next writer will trim."""
@@ -175,8 +184,12 @@ class FileChannelLog(Handle):
         self.close()
 
 
-def end_of(folder: Folder) -> int:
-    """Return the position behind the last whole message: the newest segment is walked for it."""
+def end_of(folder: Folder, known: dict[int, int] | None = None) -> int:
+    """Return the position behind the last whole message: the newest segment is walked for it.
+
+    ``known`` remembers how far, so that the next walk begins there.
+    """
+    known = {} if known is None else known
     for index in reversed(list(folder.files())):
         try:
             file, header = folder.open(index)
@@ -185,8 +198,24 @@ def end_of(folder: Folder) -> int:
         with file:
             if header.end is not None:
                 return header.end
-            return walk_to_end(file, header.begin, max(HEADER_BYTES, file.stat().size), None)[0]
+            size = max(HEADER_BYTES, file.stat().size)
+            start = known.get(index, header.begin)
+            if not header.begin <= start <= header.begin + size - HEADER_BYTES:
+                start = header.begin
+            end = walk_to_end(file, header.begin, size, None, start)[0]
+            known.clear()
+            known[index] = end
+            return end
     return 0
+
+
+def check_same(sidecar: Sidecar, path: str, log_id: str | None) -> None:
+    """Raise ReplacedError when the channel is no longer the one that had ``log_id``."""
+    if log_id is None:
+        return
+    identity = sidecar.identity()
+    if identity is None or identity.log_id != log_id:
+        raise ReplacedError(path, "its files are gone" if identity is None else "its log id changed")
 
 
 def recognise(disk: ReadDisk, path: str) -> bool:

@@ -200,9 +200,14 @@ def _mend_plain(
     return Tail(index, header.begin, end, exists=True)
 
 
-def walk_to_end(file: ReadFile, begin: int, size: int, doubt_from: int | None) -> tuple[int, str]:
-    """Return the position behind the last whole frame of a plain segment, and why it is the last."""
-    position, end = begin, begin + size - HEADER_BYTES
+def walk_to_end(
+    file: ReadFile, begin: int, size: int, doubt_from: int | None, start: int | None = None
+) -> tuple[int, str]:
+    """Return the position behind the last whole frame of a plain segment, and why it is the last.
+
+    ``start`` is a message to begin at, where the ones before it were walked already.
+    """
+    position, end = begin if start is None else start, begin + size - HEADER_BYTES
     columns = tuple(np.empty(65_536, np.int64) for _ in range(3))
     want = WINDOW_BYTES
     while position < end:

@@ -35,6 +35,7 @@ from penstock.types import Problem
 __all__ = ["Folder", "Walk", "Files"]
 
 READ_BYTES: Final = 1 << 20
+SPAN_BYTES: Final = 1 << 30  # a batch stays within what Arrow can address
 SECOND_LOOK_SECONDS: Final = 0.001
 
 
@@ -279,6 +280,16 @@ class Walk:
             raise OptionsError(f"limit={limit}: must be at least 1")
         if bound is not None and position >= bound:
             return _nothing(position)
+        try:
+            return self._read(position, limit, bound, want)
+        except FileNotFoundError:  # collected while it was being opened
+            self.close()
+            first = self.folder.first_position()
+            if position < first:
+                raise ExpiredError(self.folder.path, position, first) from None
+            return self._read(position, limit, bound, want)
+
+    def _read(self, position: int, limit: int, bound: int | None, want: int) -> Batch:
         self._stand(position)
         while self._source is not None:
             batch = self._scan(position, limit, bound, want)
@@ -369,6 +380,7 @@ class Walk:
         if end is not None and position >= end:
             return _nothing(position)
         buffer, start, size = source.window(position, want, end)
+        needed = 0
         if size >= FRAME_HEAD:
             needed = FRAME_HEAD + int.from_bytes(memoryview(buffer)[start : start + 4], "big")
             if needed > size:  # the length is believed only as far as the segment reaches
@@ -378,6 +390,7 @@ class Walk:
         if len(self._scratch) == 0 or len(self._scratch[0]) < limit:
             self._scratch = tuple(np.empty(limit, np.int64) for _ in range(3))
         columns = tuple(column[:limit] for column in self._scratch)
+        size = min(size, max(SPAN_BYTES, needed))
         base = position - start
         count, at, status = kernel.scan_frames(buffer, start, start + size, base, *columns)
         if not count:

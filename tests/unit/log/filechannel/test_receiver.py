@@ -13,8 +13,16 @@ from pathlib import Path
 import pytest
 
 from penstock.disk import PosixDisk
-from penstock.errors import ClosedError, CorruptionError, ExpiredError, LockedError, OptionsError, Timeout
-from penstock.log.filechannel import ChannelOptions, FileChannel
+from penstock.errors import (
+    ClosedError,
+    CorruptionError,
+    ExpiredError,
+    LockedError,
+    OptionsError,
+    ReplacedError,
+    Timeout,
+)
+from penstock.log.filechannel import ChannelOptions, FileChannel, FileChannelLog
 from penstock.log.sidecar import Sidecar
 
 FAST = ChannelOptions(sync="none", compression="none")
@@ -381,3 +389,20 @@ def test_a_dropped_position_has_expired(tmp_path: Path) -> None:
         rx.seek("first")
         assert rx.held == caught.value.first
         assert rx.recv(timeout=0) == b"x" * 50
+
+
+def test_a_recreated_channel_is_noticed(tmp_path: Path) -> None:
+    import shutil
+
+    with FileChannel.open(tmp_path / "c", FAST) as channel:
+        channel.append(b"old")
+    with FileChannel.attach(tmp_path / "c") as view, FileChannelLog(tmp_path / "c") as log:
+        rx = view.rx()
+        assert rx.recv(timeout=1) == b"old"
+        assert len(log.read(0)) == 1
+        shutil.rmtree(tmp_path / "c")
+        FileChannel.open(tmp_path / "c", FAST).close()
+        with pytest.raises(ReplacedError):
+            rx.recv(timeout=1)
+        with pytest.raises(ReplacedError):
+            log.read(11)
