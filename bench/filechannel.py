@@ -156,9 +156,9 @@ def run(quick: bool) -> list[dict[str, object]]:
     for size in sizes:
         payload = bytes(range(256)) * (size // 256 + 1)
         payload = payload[:size]
-        many = 20_000 if quick else max(100_000, min(2_000_000, (400 << 20) // (size + 8) // BATCH * BATCH))
-        one = 2_000 if quick else 100_000
-        peer = 200 if quick else 1_000
+        many = 20_000 if quick else max(30_000, min(1_000_000, (200 << 20) // (size + 8) // BATCH * BATCH))
+        one = 2_000 if quick else 50_000
+        peer = 200 if quick else 500
         own = {
             "penstock, one at a time": measure(penstock_one, payload, one),
             "penstock, batches": measure(penstock_many, payload, many),

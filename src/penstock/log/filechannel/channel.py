@@ -126,12 +126,13 @@ class _Receivers(Handle):
             receiver = AckReceiver(self, resolve(self, start), on_damage, max_tries=max_tries, bury=bury)
             self.joined(receiver)
             return receiver
-        known = self._known(name)
+        self._known(name)  # refuses what is no name
         try:
             lock = self._disk.lock(f"{self._sidecar.prefix}lock-{name}")
         except LockedError:
             raise LockedError(f"{self.path}: another receiver is named {name!r} at the moment") from None
         try:
+            known = self._known(name)
             position = resolve(self, start) if known is None else self._resume(name, known)
             identity = self._sidecar.identity()
             log_id = bytes(16) if identity is None else bytes.fromhex(identity.log_id)
@@ -160,7 +161,6 @@ class _Receivers(Handle):
             self._disk.remove(f"{self._sidecar.prefix}lock-{name}")
         finally:
             lock.release()
-        self.moved(self.end())
 
     _durable_acks = False
 
@@ -272,6 +272,12 @@ class FileChannel(_Receivers):
         """Return a receiver that acknowledges; see ChannelView.ack_rx, which is the same."""
         with self._retention.mutex:
             return super().ack_rx(name, start, on_damage=on_damage, max_tries=max_tries, dead_letters=dead_letters)
+
+    def forget(self, name: str) -> None:
+        """Remove a named receiver for good: it holds nothing any more."""
+        super().forget(name)
+        if self.options.collect:
+            self._retention.collect()
 
     # --- Senders, and the face of a log's writer
 

@@ -13,6 +13,7 @@ import contextlib
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Final, Protocol
@@ -30,6 +31,8 @@ __all__ = ["Retention", "Holder"]
 logger = logging.getLogger(__name__)
 DROPPED: Final = REGISTRY.counter("filechannel_dropped_bytes", "bytes removed by a bound before everyone had read them")
 AGE_CHECK_SECONDS: Final = 1.0
+LOOK_AGAIN_SECONDS: Final = 0.05
+NOTHING_SEALED: Final = 1 << 63
 
 
 class Holder(Protocol):
@@ -46,14 +49,14 @@ class Retention:
     def __init__(self, disk: Disk, folder: Folder, options: ChannelOptions, sidecar: Sidecar) -> None:
         self._disk, self._folder, self._options, self._sidecar = disk, folder, options, sidecar
         self.mutex = threading.RLock()
-        self.holders: set[Holder] = set()
+        self.holders: weakref.WeakSet[Holder] = weakref.WeakSet()  # one that nobody has any more holds nothing
         self.newest: Callable[[], int] = lambda: 0
         """The index being written, which is never removed."""
         self.end: Callable[[], int] = lambda: 0
         self._passed = 0
         self._boundary: int | None = None  # where the oldest segment ends: below it nothing can go
         self._bytes, self._bytes_at = 0, 0
-        self._aged = 0.0
+        self._aged = self._in_vain = 0.0
 
     # --- Receivers
 
@@ -72,8 +75,14 @@ class Retention:
     def moved(self, position: int) -> None:
         """Note that a receiver has passed everything below ``position``; cheap unless a segment may be done with."""
         self._passed = max(self._passed, position)
-        if self._options.collect and (self._boundary is None or position >= self._boundary):
-            self.collect()
+        boundary = self._boundary
+        if not self._options.collect or (boundary is not None and position < boundary):
+            return
+        if boundary is not None and any(holder.held < boundary for holder in self.holders):
+            return
+        # Only a named receiver that is away, or in another process, can hold it now: ask for it now and then.
+        if time.monotonic() - self._in_vain > LOOK_AGAIN_SECONDS and not self.collect() and boundary is not None:
+            self._in_vain = time.monotonic()
 
     def floor(self) -> int:
         """Return the position below which nobody needs anything."""
@@ -103,7 +112,7 @@ class Retention:
                 self._remove(files)
                 removed += 1
             else:
-                self._boundary = None if removed else self._boundary
+                self._boundary = NOTHING_SEALED
             if self._options.keep_bytes:
                 self.measure()
             return removed

@@ -12,6 +12,7 @@ import pytest
 
 from penstock.disk import FaultyDisk, MemoryDisk
 from penstock.log.filechannel import ChannelOptions, FileChannel
+from penstock.log.filechannel.packer import Packer
 
 LOAD = [b"message %03d " % n * 5 for n in range(200)]
 
@@ -58,12 +59,7 @@ def test_a_collected_segment_never_comes_back() -> None:
     disk = FaultyDisk(MemoryDisk())
     channel = FileChannel.open("c", options(compression="none"), disk=disk)
     channel.append_many(LOAD)
-    channel.close()
-    channel = FileChannel.open("c", options(), disk=disk)
-    channel._packer.close()  # type: ignore[union-attr]
-    packer = channel._packer
-    assert packer is not None
-    packer._stopping.clear()
+    packer = Packer(disk, channel.folder, "snappy", channel._retention)
     rx = channel.rx()
 
     def collect(operation: str, path: str) -> None:
@@ -82,11 +78,7 @@ def test_a_failing_disk_leaves_the_messages_readable(operation: str) -> None:
     disk = FaultyDisk(MemoryDisk())
     with FileChannel.open("c", options(compression="none"), disk=disk) as channel:
         channel.append_many(LOAD)
-    with FileChannel.open("c", options(), disk=disk) as channel:
-        channel._packer.close()  # type: ignore[union-attr]
     with FileChannel.open("c", options(compression="none"), disk=disk) as channel:
-        from penstock.log.filechannel.packer import Packer
-
         packer = Packer(disk, channel.folder, "snappy", channel._retention)
         disk.fail(operation, OSError(errno.EIO, "Input/output error"), path="c" if operation == "sync_folder" else ".z")
         packer.run()
@@ -104,8 +96,6 @@ def test_a_crash_at_any_step_of_a_compression_loses_nothing() -> None:
         ) as c:
             c.append_many(LOAD[:60])
         channel = FileChannel.open("c", options(compression="none", segment_bytes=2000), disk=disk)
-        from penstock.log.filechannel.packer import Packer
-
         packer = Packer(disk, channel.folder, "snappy", channel._retention)
         calls = 0
 

@@ -95,7 +95,7 @@ def test_what_is_received_stays_valid(tmp_path: Path) -> None:
 
 
 def test_a_receiver_starts_at_the_first_the_latest_or_a_position(tmp_path: Path) -> None:
-    with FileChannel.open(tmp_path / "c", SMALL) as channel:
+    with FileChannel.open(tmp_path / "c", ChannelOptions(sync="none", segment_bytes=500, collect=False)) as channel:
         positions = channel.append_many([b"%d" % n for n in range(200)])
         channel.compact()
         assert channel.rx().recv() == b"0"
