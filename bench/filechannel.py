@@ -1,6 +1,6 @@
 """How fast is the queue, one message at a time and in batches, against queues people use from Python?
 
-    python bench/filechannel.py [--quick] [--json] [--write]
+    python bench/filechannel.py [--quick] [--sizes 64 512] [--folder DIR] [--json] [--write]
 
 Every queue writes N messages into a fresh folder and reads them back, in this process, in one run on this machine.  All
 are measured the way they come: no queue here syncs each message except where the table says so.  persist-queue and
@@ -137,11 +137,13 @@ def disk_deque(folder: str, payload: bytes, count: int) -> Seconds:
 PEERS = {"persist-queue file": persist_file, "persist-queue SQLite": persist_sqlite, "diskcache.Deque": disk_deque}
 
 
-def measure(work: Callable[..., Seconds], payload: bytes, count: int) -> tuple[float, float, float]:
+def measure(
+    work: Callable[..., Seconds], payload: bytes, count: int, where: str | None = None
+) -> tuple[float, float, float]:
     """Return write, read and write+read in messages a second, the best of two."""
     best: list[float] = [0.0, 0.0, 0.0]
     for _ in range(2):
-        folder = tempfile.mkdtemp(prefix="penstock-bench-")
+        folder = tempfile.mkdtemp(prefix="penstock-bench-", dir=where)
         try:
             write, read = work(folder + "/queue", payload, count)
         finally:
@@ -150,9 +152,8 @@ def measure(work: Callable[..., Seconds], payload: bytes, count: int) -> tuple[f
     return best[0], best[1], best[2]
 
 
-def run(quick: bool) -> list[dict[str, object]]:
+def run(quick: bool, sizes: list[int], where: str | None = None) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
-    sizes = SIZES[1:2] if quick else SIZES
     for size in sizes:
         payload = bytes(range(256)) * (size // 256 + 1)
         payload = payload[:size]
@@ -160,14 +161,14 @@ def run(quick: bool) -> list[dict[str, object]]:
         one = 2_000 if quick else 50_000
         peer = 200 if quick else 500
         own = {
-            "penstock, one at a time": measure(penstock_one, payload, one),
-            "penstock, batches": measure(penstock_many, payload, many),
-            "penstock, batches to bytes": measure(penstock_list, payload, many),
+            "penstock, one at a time": measure(penstock_one, payload, one, where),
+            "penstock, batches": measure(penstock_many, payload, many, where),
+            "penstock, batches to bytes": measure(penstock_list, payload, many, where),
             "penstock, one at a time, interval sync": measure(
-                lambda f, p, c: penstock_one(f, p, c, "interval"), payload, one
+                lambda f, p, c: penstock_one(f, p, c, "interval"), payload, one, where
             ),
         }
-        peers = {name: measure(work, payload, peer) for name, work in PEERS.items()}
+        peers = {name: measure(work, payload, peer, where) for name, work in PEERS.items()}
         best = max(rate[2] for rate in peers.values())
         for name, rate in {**own, **peers}.items():
             rows.append(
@@ -210,8 +211,10 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a smoke test: small counts, one size")
     parser.add_argument("--json", action="store_true", help="rows as JSON")
     parser.add_argument("--write", action="store_true", help="put the table into docs/benchmarks.md")
+    parser.add_argument("--sizes", type=int, nargs="+", help="payload bytes")
+    parser.add_argument("--folder", help="where the queues are made; the temporary folder unless given")
     arguments = parser.parse_args()
-    rows = run(arguments.quick)
+    rows = run(arguments.quick, arguments.sizes or list(SIZES[1:2] if arguments.quick else SIZES), arguments.folder)
     print(json.dumps(rows) if arguments.json else table(rows))
     if arguments.write:
         write_into(Path(__file__).parents[1] / "docs" / "benchmarks.md", table(rows))
