@@ -182,7 +182,9 @@ class Spool:
                 self.arrived.notify_all()
 
     def _take(self, timeout: float | None) -> None:
-        if not self._lock.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
+        if timeout is None:
+            self._lock.acquire()
+        elif not self._lock.acquire(timeout=max(0.0, timeout)):
             raise Timeout(f"{self.path}: other senders held the channel for {timeout} s; nothing was sent")
         if self.error or self.closed:
             self._lock.release()
