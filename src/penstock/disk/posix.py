@@ -95,6 +95,11 @@ class PosixFile:
 
     def write_at(self, offset: int, data: bytes | memoryview) -> None:
         """Write all of ``data`` at ``offset``."""
+        if type(data) is bytes:  # nearly always done in one call
+            written = os.pwrite(self.fd, data, offset)
+            if written == len(data):
+                return
+            data, offset = data[written:], offset + written
         view = memoryview(data).cast("B")
         while view:
             written = os.pwrite(self.fd, view, offset)

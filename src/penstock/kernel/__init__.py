@@ -28,6 +28,10 @@ __all__ = [
     "Fold",
     "pgss",
     "natswire",
+    "encode_frame",
+    "encode_list",
+    "encode_spans",
+    "scan_frames",
 ]
 
 native = True
@@ -35,13 +39,13 @@ reason = ""
 
 if not TYPE_CHECKING:
     try:
-        from penstock.kernel import envelope, foldindex, gather, maps, messagelog, natswire, pgss, xchannel
+        from penstock.kernel import envelope, filechannel, foldindex, gather, maps, messagelog, natswire, pgss, xchannel
     except ImportError as exc:
         native = False
         reason = f"the compiled kernel is not installed ({exc})"
-        from penstock.kernel.twin import envelope, foldindex, gather, maps, messagelog, natswire, pgss, xchannel
+        from penstock.kernel.twin import envelope, filechannel, foldindex, gather, maps, messagelog, natswire, pgss, xchannel
 else:
-    from penstock.kernel import envelope, foldindex, gather, maps, messagelog, natswire, pgss, xchannel
+    from penstock.kernel import envelope, filechannel, foldindex, gather, maps, messagelog, natswire, pgss, xchannel
 
 Mapping = maps.Mapping
 Cursor = xchannel.Cursor
@@ -52,3 +56,7 @@ to_bytes_list = gather.to_bytes_list
 binary_views = gather.binary_views
 decode_envelopes = envelope.decode
 Fold = foldindex.Fold
+encode_frame = filechannel.encode_frame
+encode_list = filechannel.encode_list
+encode_spans = filechannel.encode_spans
+scan_frames = filechannel.scan

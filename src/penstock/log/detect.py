@@ -19,6 +19,7 @@ __all__ = ["FORMATS", "detect", "open_log"]
 FORMATS: Final = {
     "xchannel": "penstock.log.xchannel.log",
     "messagelog": "penstock.log.messagelog.log",
+    "filechannel": "penstock.log.filechannel.log",
 }
 
 

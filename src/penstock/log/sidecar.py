@@ -215,11 +215,15 @@ class Sidecar:
 
     # --- Named cursors
 
-    def cursors(self) -> dict[str, int]:
-        """Return every cursor of this log by name."""
+    def cursor_names(self) -> list[str]:
+        """Return the names of all cursors, readable or not."""
         start = self.prefix.rpartition("/")[2] + "cursor-"
         names = [name.removeprefix(start) for name in self._disk.list(folder_of(self.prefix)) if name.startswith(start)]
-        found = {name: self.read_cursor(name) for name in names}
+        return [name for name in names if CURSOR_NAME.fullmatch(name)]
+
+    def cursors(self) -> dict[str, int]:
+        """Return every cursor of this log by name; CorruptionError if one cannot be read."""
+        found = {name: self.read_cursor(name) for name in self.cursor_names()}
         return {name: position for name, position in found.items() if position is not None}
 
     def read_cursor(self, name: str) -> int | None:

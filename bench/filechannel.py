@@ -1,0 +1,224 @@
+"""How fast is the queue, one message at a time and in batches, against queues people use from Python?
+
+    python bench/filechannel.py [--quick] [--sizes 64 512] [--folder DIR] [--json] [--write]
+
+Every queue writes N messages into a fresh folder and reads them back, in this process, in one run on this machine.  All
+are measured the way they come: no queue here syncs each message except where the table says so.  persist-queue and
+diskcache are in the dependency group ``bench``.  The Go library's figures are quoted from its README (MacBook Pro M1
+Pro), not measured here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from penstock.log.filechannel import ChannelOptions, FileChannel
+
+SIZES = (16, 64, 512, 4096)
+GO_NS = {16: (63.36, 132.7), 64: (140.5, 146.0), 512: (817.6, 303.7)}  # write, read; quoted
+BATCH = 10_000
+
+Seconds = tuple[float, float]
+
+
+def timed(work: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def penstock_one(folder: str, payload: bytes, count: int, sync: str = "none") -> Seconds:
+    with FileChannel.open(folder, ChannelOptions(sync=sync, compression="none")) as channel:  # type: ignore[arg-type]
+        send, rx = channel.tx().send, channel.rx()
+
+        def write() -> None:
+            for _ in range(count):
+                send(payload)
+
+        def read() -> None:
+            recv = rx.recv
+            for _ in range(count):
+                recv()
+
+        return timed(write), timed(read)
+
+
+def penstock_many(folder: str, payload: bytes, count: int, sync: str = "none") -> Seconds:
+    with FileChannel.open(folder, ChannelOptions(sync=sync, compression="none")) as channel:  # type: ignore[arg-type]
+        tx, rx, batch = channel.tx(), channel.rx(), [payload] * min(BATCH, count)
+
+        def write() -> None:
+            for _ in range(count // len(batch)):
+                tx.send_many(batch)
+
+        def read() -> None:
+            left = count // len(batch) * len(batch)
+            while left:
+                left -= len(rx.recv_many(BATCH))
+
+        return timed(write), timed(read)
+
+
+def penstock_list(folder: str, payload: bytes, count: int) -> Seconds:
+    """Batches, each message as a bytes object of its own at the end."""
+    with FileChannel.open(folder, ChannelOptions(sync="none", compression="none")) as channel:
+        tx, rx, batch = channel.tx(), channel.rx(), [payload] * min(BATCH, count)
+
+        def write() -> None:
+            for _ in range(count // len(batch)):
+                tx.send_many(batch)
+
+        def read() -> None:
+            left = count // len(batch) * len(batch)
+            while left:
+                left -= len(rx.recv_many(BATCH).to_payloads())
+
+        return timed(write), timed(read)
+
+
+def persist_file(folder: str, payload: bytes, count: int) -> Seconds:
+    import persistqueue
+
+    queue = persistqueue.Queue(folder, autosave=True)
+
+    def write() -> None:
+        for _ in range(count):
+            queue.put(payload)
+
+    def read() -> None:
+        for _ in range(count):
+            queue.get()
+
+    return timed(write), timed(read)
+
+
+def persist_sqlite(folder: str, payload: bytes, count: int) -> Seconds:
+    import persistqueue
+
+    queue = persistqueue.SQLiteQueue(folder, auto_commit=True)
+
+    def write() -> None:
+        for _ in range(count):
+            queue.put(payload)
+
+    def read() -> None:
+        for _ in range(count):
+            queue.get()
+
+    result = timed(write), timed(read)
+    queue.close()
+    return result
+
+
+def disk_deque(folder: str, payload: bytes, count: int) -> Seconds:
+    import diskcache
+
+    deque = diskcache.Deque(directory=folder)
+
+    def write() -> None:
+        for _ in range(count):
+            deque.append(payload)
+
+    def read() -> None:
+        for _ in range(count):
+            deque.popleft()
+
+    result = timed(write), timed(read)
+    deque._cache.close()
+    return result
+
+
+PEERS = {"persist-queue file": persist_file, "persist-queue SQLite": persist_sqlite, "diskcache.Deque": disk_deque}
+
+
+def measure(
+    work: Callable[..., Seconds], payload: bytes, count: int, where: str | None = None
+) -> tuple[float, float, float]:
+    """Return write, read and write+read in messages a second, the best of two."""
+    best: list[float] = [0.0, 0.0, 0.0]
+    for _ in range(2):
+        folder = tempfile.mkdtemp(prefix="penstock-bench-", dir=where)
+        try:
+            write, read = work(folder + "/queue", payload, count)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        best = [max(a, b) for a, b in zip(best, (count / write, count / read, count / (write + read)), strict=True)]
+    return best[0], best[1], best[2]
+
+
+def run(quick: bool, sizes: list[int], where: str | None = None) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = []
+    for size in sizes:
+        payload = bytes(range(256)) * (size // 256 + 1)
+        payload = payload[:size]
+        many = 20_000 if quick else max(30_000, min(1_000_000, (200 << 20) // (size + 8) // BATCH * BATCH))
+        one = 2_000 if quick else 50_000
+        peer = 200 if quick else 500
+        own = {
+            "penstock, one at a time": measure(penstock_one, payload, one, where),
+            "penstock, batches": measure(penstock_many, payload, many, where),
+            "penstock, batches to bytes": measure(penstock_list, payload, many, where),
+            "penstock, one at a time, interval sync": measure(
+                lambda f, p, c: penstock_one(f, p, c, "interval"), payload, one, where
+            ),
+        }
+        peers = {name: measure(work, payload, peer, where) for name, work in PEERS.items()}
+        best = max(rate[2] for rate in peers.values())
+        for name, rate in {**own, **peers}.items():
+            rows.append(
+                {"size": size, "queue": name, "write": rate[0], "read": rate[1], "both": rate[2],
+                 "ratio": rate[2] / best}
+            )  # fmt: skip
+        if size in GO_NS:
+            write, read = (1e9 / ns for ns in GO_NS[size])
+            rows.append({"size": size, "queue": "filechannel (Go), quoted, M1 Pro", "write": write, "read": read,
+                         "both": 1 / (1 / write + 1 / read), "ratio": None})  # fmt: skip
+    return rows
+
+
+def table(rows: list[dict[str, object]]) -> str:
+    lines = [
+        "| bytes | queue | write/s | read/s | write+read/s | times the best Python peer |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        ratio = "" if row["ratio"] is None else f"{row['ratio']:.1f}"
+        rates = " | ".join(f"{row[name]:,.0f}" for name in ("write", "read", "both"))
+        lines.append(f"| {row['size']} | {row['queue']} | {rates} | {ratio} |")
+    return "\n".join(lines)
+
+
+def write_into(page: Path, text: str) -> None:
+    """Put the table between its marks in a page, at the end if they are not there."""
+    begin, end = "<!-- filechannel -->", "<!-- /filechannel -->"
+    old = page.read_text() if page.exists() else ""
+    block = f"{begin}\n## Queue (bench/filechannel.py)\n\n{text}\n{end}"
+    if begin in old and end in old:
+        new = old[: old.index(begin)] + block + old[old.index(end) + len(end) :]
+    else:
+        new = old.rstrip() + "\n\n" + block + "\n"
+    page.write_text(new.lstrip("\n"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a smoke test: small counts, one size")
+    parser.add_argument("--json", action="store_true", help="rows as JSON")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/benchmarks.md")
+    parser.add_argument("--sizes", type=int, nargs="+", help="payload bytes")
+    parser.add_argument("--folder", help="where the queues are made; the temporary folder unless given")
+    arguments = parser.parse_args()
+    rows = run(arguments.quick, arguments.sizes or list(SIZES[1:2] if arguments.quick else SIZES), arguments.folder)
+    print(json.dumps(rows) if arguments.json else table(rows))
+    if arguments.write:
+        write_into(Path(__file__).parents[1] / "docs" / "benchmarks.md", table(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,538 @@
+"""A channel in a folder: opening it, and what hangs together in one process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.disk import Backoff, Disk, Handle, Lock, PosixDisk
+from penstock.disk.posix import folder_of
+from penstock.errors import ClosedError, CorruptionError, ExpiredError, LockedError, OptionsError
+from penstock.log.filechannel.log import check_same, end_of
+from penstock.log.filechannel.options import ChannelOptions
+from penstock.log.filechannel.packer import Packer
+from penstock.log.filechannel.receiver import AckReceiver, OnDamage, Receiver, Start, aligned, resolve
+from penstock.log.filechannel.recover import find_tail, readable_cursors
+from penstock.log.filechannel.retain import Retention
+from penstock.log.filechannel.segments import Folder
+from penstock.log.filechannel.sender import Sender, Spool
+from penstock.log.sidecar import Register, Sidecar
+from penstock.types import Problem
+
+__all__ = ["FileChannel", "ChannelView", "ChannelStats"]
+
+logger = logging.getLogger(__name__)
+
+
+class ChannelStats(msgspec.Struct, frozen=True):
+    """Where a channel and its receivers stand; positions are exclusive bounds.
+
+    >>> ChannelStats(0, 22, 22, None, 1, 86, {"billing": 11}, {"billing": 11}, None).lag_bytes
+    {'billing': 11}
+    """
+
+    first_position: int
+    write_position: int
+    visible_position: int
+    durable_position: int | None
+    segments: int
+    disk_bytes: int
+    receivers: dict[str, int]
+    """What each named receiver, open or away, and each open one without a name holds from."""
+    lag_bytes: dict[str, int]
+    error: str | None
+    """Why nothing more can be sent."""
+
+
+class _Receivers(Handle):
+    """What a writer's channel and one looking on have in common: handing out receivers."""
+
+    path: str
+    folder: Folder
+
+    def __init__(self, path: str, disk: Disk) -> None:
+        super().__init__()
+        self.path, self._disk = path, disk
+        self.folder = Folder(disk, path)
+        self._sidecar = Sidecar(disk, path + "/penstock-")
+        self._receivers: weakref.WeakSet[Receiver] = weakref.WeakSet()
+
+    @property
+    def visible(self) -> int | None:
+        """The bound of what may be read, where it is known."""
+        raise NotImplementedError
+
+    @property
+    def closed(self) -> str:
+        """Why nothing more will come, or nothing."""
+        raise NotImplementedError
+
+    def end(self) -> int:
+        """Where the channel ends now."""
+        raise NotImplementedError
+
+    def wait(self, look: Callable[[], bool], position: int, timeout: float | None) -> bool:
+        """Wait for a message at ``position``; used by receivers."""
+        raise NotImplementedError
+
+    def moved(self, position: int) -> None:
+        """Note that a receiver has passed everything below ``position``; used by receivers."""
+
+    def joined(self, receiver: Receiver) -> None:
+        """Note that a receiver was opened."""
+        self._receivers.add(receiver)
+
+    def left(self, receiver: Receiver) -> None:
+        """Note that a receiver was closed; used by receivers."""
+        self._receivers.discard(receiver)
+
+    def rx(self, start: Start | int = "first", *, on_damage: OnDamage = "raise") -> Receiver:
+        """Return a receiver of everything from ``start`` on: ``first``, ``latest``, or a position."""
+        self._check_open()
+        receiver = Receiver(self, resolve(self, start), on_damage)
+        self.joined(receiver)
+        return receiver
+
+    def ack_rx(
+        self,
+        name: str | None = None,
+        start: Start | int = "first",
+        *,
+        on_damage: OnDamage = "raise",
+        max_tries: int = 0,
+        dead_letters: str | os.PathLike[str] | None = None,
+    ) -> AckReceiver:
+        """Return a receiver that acknowledges.
+
+        With a ``name`` it goes on where the last one of that name had acknowledged, and ``start`` counts only the
+        first time.  One receiver a name: LockedError while another has it.  With ``max_tries`` a message that was
+        ``nack``-ed so often goes to ``dead_letters``, a channel beside this one (``<path>-dead``) unless given.
+        """
+        self._check_open()
+        if max_tries < 0:
+            raise OptionsError(f"max_tries={max_tries}: must not be negative")
+        target = os.fspath(dead_letters) if dead_letters is not None else self.path + "-dead"
+        bury = (lambda payload: _bury(target, payload, self._disk)) if max_tries else None
+        if name is None:
+            receiver = AckReceiver(self, resolve(self, start), on_damage, max_tries=max_tries, bury=bury)
+            self.joined(receiver)
+            return receiver
+        self._known(name)  # refuses what is no name
+        try:
+            lock = self._disk.lock(f"{self._sidecar.prefix}lock-{name}")
+        except LockedError:
+            raise LockedError(f"{self.path}: another receiver is named {name!r} at the moment") from None
+        try:
+            known = self._known(name)
+            position = resolve(self, start) if known is None else self._resume(name, known)
+            identity = self._sidecar.identity()
+            log_id = bytes(16) if identity is None else bytes.fromhex(identity.log_id)
+            register = Register(self._disk, f"{self._sidecar.prefix}cursor-{name}")
+            register.write(log_id, position)  # from now on it holds, here and for every other process
+            while position < (first := self.folder.first_position()):  # collected just before that
+                position = first
+                register.write(log_id, position)
+        except BaseException:
+            lock.release()
+            raise
+        receiver = AckReceiver(
+            self, position, on_damage, name=name, register=register, log_id=log_id, lock=lock,
+            durable=self._durable_acks, max_tries=max_tries, bury=bury,
+        )  # fmt: skip
+        self.joined(receiver)
+        return receiver
+
+    def forget(self, name: str) -> None:
+        """Remove a named receiver for good: it holds nothing any more."""
+        self._check_open()
+        lock = self._disk.lock(f"{self._sidecar.prefix}lock-{name}")
+        try:
+            self._sidecar.read_cursor(name)
+            self._sidecar.remove_cursor(name)
+            self._disk.remove(f"{self._sidecar.prefix}lock-{name}")
+        finally:
+            lock.release()
+
+    _durable_acks = False
+
+    def _known(self, name: str) -> int | None:
+        try:
+            return self._sidecar.read_cursor(name)
+        except CorruptionError as exc:
+            logger.warning("%s; receiver %r starts at the first message", exc, name)
+            self._disk.remove(exc.file)
+            return None
+
+    def _resume(self, name: str, position: int) -> int:
+        """Return where a named receiver goes on: at its cursor, or safely before it."""
+        end = self.end()
+        if position > end:
+            logger.warning("%s: receiver %r was at %d, the channel ends at %d", self.path, name, position, end)
+            return end
+        try:
+            if aligned(self.folder, position, self.visible):
+                return position
+        except ExpiredError as exc:
+            logger.warning("%s: receiver %r lost the messages from %d to %d to a bound of the channel",
+                           self.path, name, position, exc.first)  # fmt: skip
+            return exc.first
+        indexes = list(self.folder.files())
+        place = self.folder.locate(indexes, position) or 0
+        begin = self.folder.begin(indexes[place]) or 0
+        logger.warning("%s: no message begins at %d, where receiver %r was; it starts again at %d",
+                       self.path, position, name, begin)  # fmt: skip
+        return begin
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ClosedError(f"{self.path}: {self.closed}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of everything."""
+        raise NotImplementedError
+
+
+class FileChannel(_Receivers):
+    """A durable queue in a folder, owned by this process: senders, receivers, and the log's writer face.
+
+    Byte-compatible with risingwavelabs/filechannel.  Safe to use from several threads.
+
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> with FileChannel.open(folder.name + "/jobs", ChannelOptions(segment_bytes=1 << 20)) as channel:
+    ...     tx, rx = channel.tx(), channel.rx()
+    ...     position = tx.send(b"hello")
+    ...     rx.recv(timeout=1), channel.stats().write_position
+    (b'hello', 13)
+    >>> folder.cleanup()
+    """
+
+    def __init__(self, path: str, options: ChannelOptions, disk: Disk) -> None:
+        super().__init__(path, disk)
+        self.options = options
+        self.problems: list[Problem] = []
+        """What opening it trimmed or set aside."""
+        if options.create:
+            disk.make_folder(path)
+            if options.sync != "none":
+                disk.sync_folder(folder_of(path))
+        elif disk.stat(path) is None:
+            raise OptionsError(f"{path}: there is no channel here, and it is not to be created")
+        self._held: Lock = self._take_lock()
+        try:
+            self._open()
+        except BaseException:
+            self._sidecar.close()
+            self._held.release()
+            raise
+
+    @classmethod
+    def open(
+        cls, path: str | os.PathLike[str], options: ChannelOptions | None = None, *, disk: Disk | None = None
+    ) -> FileChannel:
+        """Open a channel, made if it is not there; LockedError while another process or handle has it."""
+        return cls(os.fspath(path).rstrip("/") or "/", options or ChannelOptions(), disk or PosixDisk())
+
+    @staticmethod
+    def attach(path: str | os.PathLike[str], *, disk: Disk | None = None) -> ChannelView:
+        """Look on at a channel that another process owns, or nobody: receivers, and nothing is sent."""
+        return ChannelView(os.fspath(path).rstrip("/") or "/", disk or PosixDisk())
+
+    # --- Receivers: nothing is collected between finding their place and holding it
+
+    def rx(self, start: Start | int = "first", *, on_damage: OnDamage = "raise") -> Receiver:
+        """Return a receiver of everything from ``start`` on: ``first``, ``latest``, or a position."""
+        with self._retention.mutex:
+            return super().rx(start, on_damage=on_damage)
+
+    def ack_rx(
+        self,
+        name: str | None = None,
+        start: Start | int = "first",
+        *,
+        on_damage: OnDamage = "raise",
+        max_tries: int = 0,
+        dead_letters: str | os.PathLike[str] | None = None,
+    ) -> AckReceiver:
+        """Return a receiver that acknowledges; see ChannelView.ack_rx, which is the same."""
+        with self._retention.mutex:
+            return super().ack_rx(name, start, on_damage=on_damage, max_tries=max_tries, dead_letters=dead_letters)
+
+    def forget(self, name: str) -> None:
+        """Remove a named receiver for good: it holds nothing any more."""
+        super().forget(name)
+        if self.options.collect:
+            self._retention.collect()
+
+    # --- Senders, and the face of a log's writer
+
+    def tx(self) -> Sender:
+        """Return a sender."""
+        self._check_open()
+        return Sender(self._spool)
+
+    def append(self, payload: Any, *, kind: int = 0, timestamp_ns: int | None = None) -> int:
+        """Send one message and return its position; this format keeps no kind and no time."""
+        del timestamp_ns
+        if kind:
+            raise OptionsError(f"{self.path}: kind={kind}: a filechannel has no room for kinds")
+        return self._spool.append(payload)
+
+    def append_many(self, payloads: Any, *, kind: Any = 0, timestamp_ns: Any = None) -> NDArray[np.int64]:
+        """Send many messages and return their positions."""
+        del timestamp_ns
+        if np.any(kind):
+            raise OptionsError(f"{self.path}: kind: a filechannel has no room for kinds")
+        return self._spool.append_many(payloads)
+
+    def flush(self) -> None:
+        """Make everything sent visible; needed only with ``flush_seconds``."""
+        self._check_open()
+        self._spool.flush()
+
+    def sync(self) -> int:
+        """Return when everything sent so far survives a power cut, with the position that bounds it."""
+        return self._spool.sync()
+
+    # --- Looking after it
+
+    def rotate(self) -> None:
+        """Seal the newest segment and go on in a new one, if it has any message."""
+        self._spool.rotate()
+
+    def gc(self) -> int:
+        """Remove the segments that every receiver has passed; return how many."""
+        self._check_open()
+        return self._retention.collect()
+
+    def compact(self) -> int:
+        """Compress now what may be compressed; return how many segments."""
+        self._check_open()
+        return 0 if self._packer is None else self._packer.run()
+
+    def stats(self) -> ChannelStats:
+        """Return where the channel and its receivers stand."""
+        self._check_open()
+        receivers = dict(self._retention.cursors())
+        unnamed = [r for r in self._receivers if getattr(r, "name", None) is None]
+        receivers.update({f"#{number}": receiver.held for number, receiver in enumerate(unnamed)})
+        end = self._spool.end
+        return ChannelStats(
+            first_position=self.folder.first_position(),
+            write_position=end,
+            visible_position=self._spool.visible,
+            durable_position=self._sidecar.durable_position(),
+            segments=len(self.folder.files()),
+            disk_bytes=self._retention.measure(),
+            receivers=receivers,
+            lag_bytes={name: max(0, end - position) for name, position in receivers.items()},
+            error=self._spool.error,
+        )
+
+    # --- For receivers
+
+    @property
+    def visible(self) -> int:
+        """Behind the newest message receivers see."""
+        return self._spool.visible
+
+    @property
+    def closed(self) -> str:
+        """Why nothing more will come, or nothing."""
+        return self._spool.closed
+
+    def end(self) -> int:
+        """Where the channel ends for receivers."""
+        return self._spool.visible
+
+    def wait(self, look: Callable[[], bool], position: int, timeout: float | None) -> bool:
+        """Wait for a message at ``position``; used by receivers."""
+        del look
+        return self._spool.wait(position, timeout)
+
+    def moved(self, position: int) -> None:
+        """Note that a receiver has passed everything below ``position``; used by receivers."""
+        if not self._spool.closed:
+            self._retention.moved(position)
+
+    def joined(self, receiver: Receiver) -> None:
+        """Hold for a receiver that was opened."""
+        super().joined(receiver)
+        self._retention.add(receiver)
+
+    def left(self, receiver: Receiver) -> None:
+        """Note that a receiver was closed; used by receivers."""
+        super().left(receiver)
+        if not self._spool.closed:
+            self._retention.drop(receiver)
+
+    # --- Open and closed
+
+    def _take_lock(self) -> Lock:
+        try:
+            return self._disk.lock(self.path + "/lock")
+        except LockedError:
+            raise LockedError(f"{self.path}: another process or handle has this channel open") from None
+
+    def _open(self) -> None:
+        options, disk = self.options, self._disk
+        self._sweep()
+        self._identify()
+        tail, self.problems = find_tail(disk, self.folder, self._sidecar)
+        if options.sync == "none":
+            self._sidecar.remove_mark()  # from here on nothing is promised that it could tell
+        self._retention = Retention(disk, self.folder, options, self._sidecar)
+        bounded = bool(options.keep_bytes or options.keep_seconds)
+        self._packer: Packer | None = None
+        if options.compression != "none":
+            self._packer = Packer(disk, self.folder, options.compression, self._retention)
+        self._spool = Spool(
+            disk, self.path, options, self._sidecar, tail,
+            admit=self._retention.admit if bounded else None, rotated=self._rotated,
+        )  # fmt: skip
+        spool = self._spool
+        self._retention.newest = lambda: spool.index
+        self._retention.end = lambda: spool.end
+        self._retention.measure()
+        self._durable_acks = options.sync == "always"
+        if self._packer is not None and any(
+            files.plain and index < spool.index - 1 for index, files in self.folder.files().items()
+        ):
+            self._packer.kick()
+
+    def _sweep(self) -> None:
+        """Remove what a crash left half made."""
+        for name in self._disk.list(self.path):
+            if name == "penstock-new" or (name.startswith("segment.") and name.endswith(".z.ing")):
+                self._disk.remove(f"{self.path}/{name}")
+
+    def _identify(self) -> None:
+        """Give a channel of the original its id; receivers that had looked on before keep their places."""
+        try:
+            identity = self._sidecar.identity()
+        except CorruptionError as exc:
+            logger.warning("%s; the channel gets a new id", exc)
+            identity = None
+        if identity is None:
+            cursors = readable_cursors(self._sidecar)
+            self._sidecar.create_identity(self.options.content)
+            for name, position in cursors.items():
+                self._sidecar.write_cursor(name, position)
+
+    def _rotated(self) -> None:
+        self._retention.rotated()
+        if self._packer is not None:
+            self._packer.kick()
+
+    def close(self) -> None:
+        """Flush, stop background work, let go of the lock.  Open receivers can read on to the end."""
+        if self._spool.closed:
+            return
+        try:
+            self._spool.close()
+        finally:
+            if self._packer is not None:
+                self._packer.close()
+            for receiver in list(self._receivers):
+                if isinstance(receiver, AckReceiver):
+                    receiver.close()
+            self._sidecar.close()
+            self._held.release()
+
+    def forked(self) -> None:
+        """Close in the child of a fork; the channel and its lock stay the parent's."""
+        self._spool.forked()
+        if self._packer is not None:
+            self._packer.forked()
+        self._retention.mutex = threading.RLock()
+        self._held.release()
+
+    def __repr__(self) -> str:
+        return f"<FileChannel {self.path} {self._spool.closed or f'at {self._spool.end}'}>"
+
+
+class ChannelView(_Receivers):
+    """A channel seen from beside its writer: receivers wait by looking, and no segment is ever changed.
+
+    Named receivers work here too: their cursors are files, and the writer collects nothing they still need.
+
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> channel = FileChannel.open(folder.name)
+    >>> view = FileChannel.attach(folder.name)
+    >>> rx = view.ack_rx("mirror")
+    >>> position = channel.append(b"hello")
+    >>> rx.recv(timeout=5)
+    b'hello'
+    >>> rx.ack(); channel.stats().lag_bytes
+    {'mirror': 0}
+    >>> view.close(); channel.close(); folder.cleanup()
+    """
+
+    def __init__(self, path: str, disk: Disk) -> None:
+        super().__init__(path, disk)
+        self._dead = ""
+        self._ends: dict[int, int] = {}
+        found = disk.stat(path)
+        if found is None or not found.is_folder:
+            raise OptionsError(f"{path}: there is no channel here")
+        identity = self._sidecar.identity()
+        self._log_id = None if identity is None else identity.log_id
+
+    @property
+    def visible(self) -> None:
+        """Only the writer knows it; what is whole is read."""
+        return None
+
+    @property
+    def closed(self) -> str:
+        """Whether this view was closed."""
+        return self._dead
+
+    def end(self) -> int:
+        """Where the channel ends now: this walks the newest segment."""
+        return end_of(self.folder, self._ends)
+
+    def wait(self, look: Callable[[], bool], position: int, timeout: float | None) -> bool:
+        """Look again and again, at most a hundred times a second; used by receivers."""
+        del position
+
+        def ready() -> bool:
+            if self._dead or look():
+                return True
+            check_same(self._sidecar, self.path, self._log_id)
+            return False
+
+        return Backoff().wait(ready, timeout) and not self._dead
+
+    def close(self) -> None:
+        """Close its receivers."""
+        self._dead = self._dead or "the view of the channel is closed"
+        for receiver in list(self._receivers):
+            receiver.close()
+        self._sidecar.close()
+
+    def forked(self) -> None:
+        """Close in the child of a fork."""
+        self._dead = "the view was opened before a fork: open its own in the child"
+
+
+def _bury(path: str, payload: bytes, disk: Disk) -> None:
+    """Append to the channel of dead letters, durably."""
+    with FileChannel.open(path, ChannelOptions(sync="always", compression="none"), disk=disk) as dead:
+        dead.append(payload)

@@ -1,0 +1,233 @@
+"""A channel with the common face of logs, read-only: from any process, while its writer works."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, Self
+
+from penstock.batch import Batch
+from penstock.disk import Backoff, Handle, PosixDisk, ReadDisk
+from penstock.errors import CorruptionError, ExpiredError, OptionsError, ReplacedError
+from penstock.log.filechannel.format import HEADER_BYTES, segment_index, segment_path
+from penstock.log.filechannel.recover import walk_to_end
+from penstock.log.filechannel.segments import Folder, Walk
+from penstock.log.filechannel.verify import verify
+from penstock.log.options import DEFAULT_LIMIT
+from penstock.log.sidecar import Sidecar
+from penstock.types import Problem
+
+__all__ = ["FileChannelLog", "open_reader", "recognise", "end_of", "check_same"]
+
+
+class FileChannelLog(Handle):
+    """A channel, read through the face that all logs have.
+
+    >>> import tempfile
+    >>> from penstock.log.filechannel import FileChannel
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> channel = FileChannel.open(folder.name)
+    >>> positions = channel.append_many([b"one", b"two"])
+    >>> log = FileChannelLog(folder.name)
+    >>> log.first_position, log.next_position, log.read(11).to_payloads()
+    (0, 22, [b'two'])
+    >>> list(log.verify())
+    []
+    >>> log.close(); channel.close(); folder.cleanup()
+    """
+
+    format = "filechannel"
+
+    def __init__(self, path: str | os.PathLike[str], disk: ReadDisk | None = None) -> None:
+        super().__init__()
+        self.path = os.fspath(path)
+        self._disk = disk or PosixDisk()
+        self._sidecar = Sidecar(self._disk, self.path + "/penstock-")
+        self._folder = Folder(self._disk, self.path)
+        self._lock = threading.RLock()
+        self._walk = Walk(self._folder)
+        self._at = -1
+        self._ends: dict[int, int] = {}
+        identity = self._sidecar.identity()
+        self._log_id = None if identity is None else identity.log_id
+        found = self._disk.stat(self.path)
+        if found is None or not found.is_folder:
+            raise OptionsError(f"{self.path}: there is no channel here")
+
+    @property
+    def first_position(self) -> int:
+        """Where the oldest message is, or will be."""
+        return self._folder.first_position()
+
+    @property
+    def next_position(self) -> int:
+        """Behind the newest message that is visible now."""
+        return end_of(self._folder, self._ends)
+
+    @property
+    def durable_position(self) -> int | None:
+        """The durable mark, if its writer keeps one."""
+        return self._sidecar.durable_position()
+
+    @property
+    def content(self) -> str:
+        """``raw``, or ``envelope/1`` if its writer said so."""
+        identity = self._sidecar.identity()
+        return "raw" if identity is None else identity.content
+
+    def read(self, position: int, limit: int = DEFAULT_LIMIT) -> Batch:
+        """Return messages from ``position`` on; CorruptionError on damage, which ``skip_damage`` steps over."""
+        with self._lock:
+            if position != self._at:  # reading on needs no look at the folder
+                first = self.first_position
+                if position < first:
+                    raise ExpiredError(self.path, position, first)
+            batch = self._walk.read(position, limit)
+            self._at = batch.next_position
+        if not len(batch):
+            self._check_same()
+        return batch
+
+    def skip_damage(self, position: int) -> tuple[int, Problem] | None:
+        """Return where reading goes on behind damage at ``position``, and what it is; None if there is none."""
+        with self._lock:
+            return self._walk.skip_damage(position)
+
+    def tail(
+        self,
+        position: int | None = None,
+        *,
+        limit: int = DEFAULT_LIMIT,
+        timeout: float | None = None,
+    ) -> Iterator[Batch]:
+        """Yield batches from ``position`` (or from the end) on and wait for more."""
+        at = self.next_position if position is None else position
+        if at < self.first_position:
+            raise ExpiredError(self.path, at, self.first_position)
+        walk, backoff, since = Walk(self._folder), Backoff(), time.monotonic()
+        try:
+            while True:
+                batch = walk.read(at, limit)
+                at = batch.next_position
+                if len(batch):
+                    yield batch
+                    backoff.reset()
+                    since = time.monotonic()
+                    continue
+                self._check_same()
+                remaining = None if timeout is None else since + timeout - time.monotonic()
+                if remaining is not None and remaining <= 0:
+                    return
+                time.sleep(backoff.delay(remaining))
+        finally:
+            walk.close()
+
+    def _check_same(self) -> None:
+        check_same(self._sidecar, self.path, self._log_id)
+
+    def verify(self) -> Iterator[Problem]:
+        """Yield every problem: damage, gaps, and what the next writer will trim."""
+        return verify(Folder(self._disk, self.path))
+
+    def stat(self) -> dict[str, Any]:
+        """Return what there is to say about the channel: reads the newest segment, and headers."""
+        files, total = [], 0
+        for found in self._folder.files().values():
+            suffix = "" if found.plain else ".z"
+            path = segment_path(self.path, found.index, suffix)
+            stat = self._disk.stat(path)
+            size = 0 if stat is None else stat.size
+            total += size
+            entry: dict[str, Any] = {"file": path, "bytes": size, "begin": self._folder.begin(found.index)}
+            if found.plain and found.packed:
+                entry["problem"] = "a compressed file is beside it"
+            elif entry["begin"] is None:
+                entry["problem"] = "its header cannot be read"
+            files.append(entry)
+        identity, end = self._sidecar.identity(), self.next_position
+        cursors = self._sidecar.cursors()
+        return {
+            "format": self.format,
+            "path": self.path,
+            "log_id": None if identity is None else identity.log_id,
+            "content": self.content,
+            "first_position": self.first_position,
+            "next_position": end,
+            "durable_position": self.durable_position,
+            "bytes": total,
+            "cursors": cursors,
+            "receivers": {
+                name: {"position": position, "lag_bytes": max(0, end - position)} for name, position in cursors.items()
+            },
+            "set_aside": [name for name in self._disk.list(self.path) if name.endswith(".bad")],
+            "files": files,
+        }
+
+    def close(self) -> None:
+        """Let go of the files."""
+        with self._lock:
+            self._walk.close()
+            self._sidecar.close()
+
+    def forked(self) -> None:
+        """Forget the parent's files in the child of a fork; the next read opens its own."""
+        self._lock = threading.RLock()
+        self._walk = Walk(self._folder)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+def end_of(folder: Folder, known: dict[int, int] | None = None) -> int:
+    """Return the position behind the last whole message: the newest segment is walked for it.
+
+    ``known`` remembers how far, so that the next walk begins there.
+    """
+    known = {} if known is None else known
+    for index in reversed(list(folder.files())):
+        try:
+            file, header = folder.open(index)
+        except (CorruptionError, FileNotFoundError):
+            continue
+        with file:
+            if header.end is not None:
+                return header.end
+            size = max(HEADER_BYTES, file.stat().size)
+            start = known.get(index, header.begin)
+            if not header.begin <= start <= header.begin + size - HEADER_BYTES:
+                start = header.begin
+            end = walk_to_end(file, header.begin, size, None, start)[0]
+            known.clear()
+            known[index] = end
+            return end
+    return 0
+
+
+def check_same(sidecar: Sidecar, path: str, log_id: str | None) -> None:
+    """Raise ReplacedError when the channel is no longer the one that had ``log_id``."""
+    if log_id is None:
+        return
+    identity = sidecar.identity()
+    if identity is None or identity.log_id != log_id:
+        raise ReplacedError(path, "its files are gone" if identity is None else "its log id changed")
+
+
+def recognise(disk: ReadDisk, path: str) -> bool:
+    """Whether ``path`` is a channel: a folder with segments, or one in which only ``lock`` was made so far."""
+    found = disk.stat(path)
+    if found is None or not found.is_folder:
+        return False
+    names = disk.list(path)
+    own = [name for name in names if not name.startswith("penstock-")]
+    return any(segment_index(name) is not None for name in names) or own == ["lock"]
+
+
+def open_reader(disk: ReadDisk, path: str) -> FileChannelLog:
+    """Open a channel with the common face."""
+    return FileChannelLog(path, disk)

@@ -1,0 +1,515 @@
+"""The segments of a channel: which there are, what their headers say, and their frames as batches.
+
+    Folder   lists the segments and keeps what their headers say
+    Source   one segment open for reading: mapped, read with pread, or unpacked
+    Walk     goes over the frames of a channel, from segment to segment
+
+How a segment is read follows from who may still change it.  The newest one can be truncated by recovery, so it is
+read with pread into the batch's own bytes.  A sealed plain one is mapped.  A compressed one is unpacked into
+the batch's own bytes.  Nobody meets SIGBUS.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final, Protocol
+
+import msgspec
+import numpy as np
+
+from penstock import kernel
+from penstock.batch import Batch, Spans
+from penstock.disk import ReadDisk, ReadFile
+from penstock.errors import CorruptionError, ExpiredError, OptionsError
+from penstock.log.filechannel.compress import Unpacker
+from penstock.log.filechannel.format import (
+    FRAME_HEAD,
+    HEADER_BYTES,
+    Header,
+    Stop,
+    segment_index,
+    segment_path,
+)
+from penstock.types import Problem
+
+__all__ = ["Folder", "Walk", "Files"]
+
+READ_BYTES: Final = 1 << 20
+SPAN_BYTES: Final = 1 << 30  # a batch stays within what Arrow can address
+SECOND_LOOK_SECONDS: Final = 0.001
+
+
+class Files(msgspec.Struct):
+    """Which files an index has."""
+
+    index: int
+    plain: bool = False
+    packed: bool = False
+    packing: bool = False
+
+
+class Folder:
+    """The segments of one channel, by index.  Safe to use from several threads."""
+
+    def __init__(self, disk: ReadDisk, path: str) -> None:
+        self.disk, self.path = disk, path
+        self._begins: dict[int, int] = {}
+
+    def files(self) -> dict[int, Files]:
+        """Return what is there by index, lowest first; leftovers of a compression do not count."""
+        found: dict[int, Files] = {}
+        for name in self.disk.list(self.path):
+            parsed = segment_index(name)
+            if parsed is None:
+                continue
+            index, suffix = parsed
+            files = found.setdefault(index, Files(index))
+            files.plain |= suffix == ""
+            files.packed |= suffix == ".z"
+            files.packing |= suffix == ".z.ing"
+        return {index: found[index] for index in sorted(found) if found[index].plain or found[index].packed}
+
+    def open(self, index: int) -> tuple[ReadFile, Header]:
+        """Open a segment, plain first: a compression renames before it unlinks, so one of the two is there."""
+        for suffix in ("", ".z", ""):
+            path = segment_path(self.path, index, suffix)
+            try:
+                file = self.disk.open(path)
+            except FileNotFoundError:
+                continue
+            try:
+                header = Header.decode(path, file.read_at(0, HEADER_BYTES), packed=suffix == ".z")
+            except BaseException:
+                file.close()
+                raise
+            if not suffix:
+                file, header = self._choose(index, file, header)
+            self._begins[index] = header.begin
+            return file, header
+        raise FileNotFoundError(segment_path(self.path, index))
+
+    def _choose(self, index: int, plain: ReadFile, header: Header) -> tuple[ReadFile, Header]:
+        """Return the plain file, unless a .z beside it says that it is a leftover of something else."""
+        path = segment_path(self.path, index, ".z")
+        if self.disk.stat(path) is None:
+            return plain, header
+        try:
+            packed = self.disk.open(path)
+            found = Header.decode(path, packed.read_at(0, HEADER_BYTES), packed=True)
+        except (FileNotFoundError, CorruptionError):
+            return plain, header
+        if (found.begin, found.end) == (header.begin, header.begin + plain.stat().size - HEADER_BYTES):
+            packed.close()
+            return plain, header
+        plain.close()
+        return packed, found
+
+    def begin(self, index: int) -> int | None:
+        """Return where a segment begins; None when its header cannot be read or it is gone."""
+        known = self._begins.get(index)
+        if known is None:
+            try:
+                file, header = self.open(index)
+            except (CorruptionError, FileNotFoundError):
+                return None
+            file.close()
+            known = header.begin
+        return known
+
+    def forget(self, index: int | None = None) -> None:
+        """Forget what the header of a segment, or of all, said."""
+        if index is None:
+            self._begins.clear()
+        else:
+            self._begins.pop(index, None)
+
+    def first_position(self) -> int:
+        """Return where the oldest readable segment begins; 0 for a channel without any."""
+        for index in self.files():
+            begin = self.begin(index)
+            if begin is not None:
+                return begin
+        return 0
+
+    def locate(self, indexes: list[int], position: int) -> int | None:
+        """Return the place in ``indexes`` of the segment that holds a position; None below the first."""
+        low, high = 0, len(indexes)  # everything before low begins at or below position
+        while low < high:
+            middle = probe = (low + high) // 2
+            while probe < high and self.begin(indexes[probe]) is None:
+                probe += 1
+            if probe == high:
+                high = middle
+            elif (self.begin(indexes[probe]) or 0) <= position:
+                low = probe + 1
+            else:
+                high = middle
+        place = low - 1
+        while place >= 0 and self.begin(indexes[place]) is None:
+            place -= 1
+        return place if place >= 0 else None
+
+
+class Source(Protocol):
+    """One open segment.
+
+    ``window`` returns (buffer, offset of ``position`` in it, bytes that are good to look at from there): at
+    least ``want`` of them unless the segment ends sooner.
+    """
+
+    path: str
+    begin: int
+    end: int | None
+    """Where it ends, if its own header says so."""
+
+    def window(self, position: int, want: int, bound: int | None) -> tuple[Any, int, int]:
+        """Return bytes from ``position`` on, none of them at or past ``bound``."""
+
+    def byte_of(self, position: int) -> int:
+        """Return the byte of the file a position is at, or the nearest that can be named."""
+
+    def close(self) -> None:
+        """Let go of the file."""
+
+
+class Live:
+    """A plain segment that may still grow or be trimmed: read with pread."""
+
+    end: int | None = None
+
+    def __init__(self, file: ReadFile, header: Header) -> None:
+        self.path, self.begin, self._file = file.path, header.begin, file
+
+    def window(self, position: int, want: int, bound: int | None) -> tuple[Any, int, int]:
+        """Return a copy of the bytes."""
+        offset = self.byte_of(position)
+        end = self._file.stat().size if bound is None else self.byte_of(bound)
+        data = self._file.read_at(offset, max(0, min(want, end - offset)))
+        return data, 0, len(data)
+
+    def byte_of(self, position: int) -> int:
+        """Return the byte of the file."""
+        return HEADER_BYTES + position - self.begin
+
+    def size(self) -> int:
+        """Return the size of the file now."""
+        return self._file.stat().size
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+
+
+class Mapped:
+    """A sealed plain segment, mapped whole."""
+
+    end: int | None = None
+
+    def __init__(self, file: ReadFile, header: Header) -> None:
+        self.path, self.begin = file.path, header.begin
+        self._map = file.map(0, max(HEADER_BYTES, file.stat().size))
+        file.close()
+
+    def window(self, position: int, want: int, bound: int | None) -> tuple[Any, int, int]:  # noqa: ARG002
+        """Return the map: no copy, and as much as there is."""
+        offset = self.byte_of(position)
+        end = len(self._map) if bound is None else min(len(self._map), self.byte_of(bound))
+        return self._map, min(offset, end), max(0, end - offset)
+
+    def byte_of(self, position: int) -> int:
+        """Return the byte of the file."""
+        return HEADER_BYTES + position - self.begin
+
+    def close(self) -> None:
+        """Do nothing: the map goes with its last view."""
+
+
+class Packed:
+    """A compressed segment, unpacked in order; going back begins anew."""
+
+    def __init__(self, file: ReadFile, header: Header) -> None:
+        self.path, self.begin, self.end = file.path, header.begin, header.end
+        self._file, self._header = file, header
+        self._rewind()
+
+    def _rewind(self) -> None:
+        self._unpacker = Unpacker(self._file, self._header)
+        self._buffer, self._start = b"", self.begin
+
+    def window(self, position: int, want: int, bound: int | None) -> tuple[Any, int, int]:
+        """Return unpacked bytes; CorruptionError when the stream breaks at or before ``position``."""
+        if position < self._start:
+            self._rewind()
+        while position + want > (end := self._start + len(self._buffer)):
+            keep = max(position, self._start) if position < end else end
+            more = self._unpacker.read(max(want, READ_BYTES))
+            if not more:
+                break
+            self._buffer, self._start = self._buffer[keep - self._start :] + more, keep
+        offset = position - self._start
+        end = len(self._buffer) if bound is None else min(len(self._buffer), bound - self._start)
+        return self._buffer, min(offset, end), max(0, end - offset)
+
+    def byte_of(self, position: int) -> int:  # noqa: ARG002
+        """Return the end of the header: a compressed byte has no position of its own."""
+        return HEADER_BYTES
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+
+
+class Walk:
+    """A walk over the frames of a channel.  One thread at a time.
+
+    It stands in one open segment.  ``read`` meets four kinds of ends: more is not there yet, the segment is done
+    (go on in the next), the position has expired, or the bytes are damaged: CorruptionError, and the walk
+    stays where it is until ``skip_damage``.
+    """
+
+    def __init__(self, folder: Folder) -> None:
+        self.folder = folder
+        self._index = -1
+        self._source: Source | None = None
+        self._next: tuple[int, int] | None = None  # index and begin of the segment behind this one
+        self._scratch: tuple[np.ndarray, ...] = ()
+
+    def read(self, position: int, limit: int, bound: int | None = None, want: int = READ_BYTES) -> Batch:
+        """Return records from ``position`` on, at most ``limit``, none at or past ``bound`` (when it is known)."""
+        if limit < 1:
+            raise OptionsError(f"limit={limit}: must be at least 1")
+        if bound is not None and position >= bound:
+            return _nothing(position)
+        try:
+            return self._read(position, limit, bound, want)
+        except FileNotFoundError:  # collected while it was being opened
+            self.close()
+            first = self.folder.first_position()
+            if position < first:
+                raise ExpiredError(self.folder.path, position, first) from None
+            return self._read(position, limit, bound, want)
+
+    def _read(self, position: int, limit: int, bound: int | None, want: int) -> Batch:
+        self._stand(position)
+        while self._source is not None:
+            batch = self._scan(position, limit, bound, want)
+            if len(batch):
+                return batch
+            moved = self._move_on(position, bound)
+            if moved is None:
+                break
+            position = moved
+        return _nothing(position)
+
+    def skip_damage(self, position: int, bound: int | None = None) -> tuple[int, Problem] | None:
+        """Return where to read on behind damage at ``position``, and what it is; None where there is none.
+
+        A frame that fails its check is stepped over by its length if a whole, non-empty message follows there;
+        otherwise the rest of the segment is.  A search byte by byte might find a message inside a message.
+        """
+        try:
+            self.read(position, 1, bound)
+        except CorruptionError as exc:
+            problem = Problem(exc.file, exc.byte, exc.reason)
+        else:
+            return None
+        after = self._step_over(position, bound)
+        if after is None:
+            later = (index for index in self.folder.files() if index > self._index)
+            begins = (self.folder.begin(index) for index in later if not self._false_begin(index, position))
+            after = next((begin for begin in begins if begin is not None and begin > position), bound)
+        if after is None or after <= position:
+            return None
+        return after, problem
+
+    def close(self) -> None:
+        """Let go of the open segment."""
+        if self._source is not None:
+            self._source.close()
+        self._source, self._next, self._index = None, None, -1
+
+    # --- How it moves
+
+    def _stand(self, position: int) -> None:
+        """Stand in the segment that holds ``position``."""
+        if self._source is not None and self._source.begin <= position:
+            if self._next is None or position < self._next[1]:
+                return
+            if position == self._next[1]:
+                self._enter(self._next[0])
+                return
+        self.close()
+        indexes = list(self.folder.files())
+        if not indexes:
+            return
+        place = self.folder.locate(indexes, position)
+        if place is None:
+            first = self.folder.first_position()
+            if position < first:
+                raise ExpiredError(self.folder.path, position, first)
+            return  # no header can be read: there is nothing yet, and verify says why
+        self._enter(indexes[place])
+
+    def _enter(self, index: int) -> None:
+        """Open a segment; it is sealed if a later one is there."""
+        self.close()
+        following = self._following(index)
+        file, header = self.folder.open(index)
+        if header.method is not None:
+            self._source = Packed(file, header)
+        elif following is None:
+            self._source = Live(file, header)
+        else:
+            self._source = Mapped(file, header)
+        self._index, self._next = index, following
+
+    def _following(self, index: int) -> tuple[int, int] | None:
+        """Return (index, begin) of the next segment whose header can be read."""
+        begin = self.folder.begin(index + 1)
+        if begin is not None:
+            return index + 1, begin
+        for later in self.folder.files():
+            if later > index and (begin := self.folder.begin(later)) is not None:
+                return later, begin
+        return None
+
+    def _scan(self, position: int, limit: int, bound: int | None, want: int) -> Batch:
+        source = self._source
+        assert source is not None
+        end = self._end(bound)
+        if end is not None and position >= end:
+            return _nothing(position)
+        buffer, start, size = source.window(position, want, end)
+        needed = 0
+        if size >= FRAME_HEAD:
+            needed = FRAME_HEAD + int.from_bytes(memoryview(buffer)[start : start + 4], "big")
+            if needed > size:  # the length is believed only as far as the segment reaches
+                buffer, start, size = self._whole(position, needed, end)
+        if not size:
+            return _nothing(position)
+        if len(self._scratch) == 0 or len(self._scratch[0]) < limit:
+            self._scratch = tuple(np.empty(limit, np.int64) for _ in range(3))
+        columns = tuple(column[:limit] for column in self._scratch)
+        size = min(size, max(SPAN_BYTES, needed))
+        base = position - start
+        count, at, status = kernel.scan_frames(buffer, start, start + size, base, *columns)
+        if not count:
+            self._stuck(position, Stop(status), bound)
+            return _nothing(position)
+        positions, offsets, lengths = (column[:count].copy() for column in columns)
+        return Batch(buffer, positions, Spans(offsets, lengths), next_position=base + at)
+
+    def _end(self, bound: int | None) -> int | None:
+        """Return where this segment ends, as far as that is known."""
+        assert self._source is not None
+        following = None if self._next is None else self._next[1]
+        return min((end for end in (following, bound, self._source.end) if end is not None), default=None)
+
+    def _whole(self, position: int, needed: int, end: int | None) -> tuple[Any, int, int]:
+        """Return a window for a frame larger than the usual one, if the segment can hold it at all."""
+        assert self._source is not None
+        if (end is not None and position + needed > end) or (
+            isinstance(self._source, Live) and self._source.byte_of(position) + needed > self._source.size()
+        ):
+            needed = FRAME_HEAD
+        return self._source.window(position, needed, end)
+
+    def _stuck(self, position: int, status: Stop, bound: int | None) -> None:
+        """Say what is wrong at ``position``, unless it is only not there yet."""
+        assert self._source is not None
+        live = self._next is None and bound is None
+        if live and status is Stop.SHORT:
+            return  # being written, or torn: its writer finishes it or trims it
+        if live and status is Stop.BAD_CRC:
+            time.sleep(SECOND_LOOK_SECONDS)
+            buffer, start, size = self._source.window(position, READ_BYTES, None)
+            again = tuple(np.empty(1, np.int64) for _ in range(3))
+            if kernel.scan_frames(buffer, start, start + size, 0, *again)[2] != Stop.BAD_CRC:
+                return
+        if status is Stop.BAD_CRC:
+            reason = f"the message at position {position} fails its checksum"
+        else:
+            reason = f"the message at position {position} is cut short, or its length is wrong"
+        raise CorruptionError(self._source.path, self._source.byte_of(position), reason)
+
+    def _move_on(self, position: int, bound: int | None) -> int | None:
+        """Go to the next segment: the position to read on at, or None when there is nothing more yet."""
+        assert self._source is not None
+        if self._next is None:
+            self._next = self._following(self._index)
+            if self._next is None:
+                if bound is not None and position < bound:
+                    self._missing(position, bound)
+                return None
+            if position < self._next[1]:
+                return position  # it may have grown between the two looks
+        following, begin = self._next
+        if position > begin:  # it was entered behind its end
+            self._enter(following)
+            return position
+        if position < begin:
+            self._missing(position, begin)
+        if following != self._index + 1:
+            self._hole(position, following)
+        self._enter(following)
+        return begin
+
+    def _missing(self, position: int, end: int) -> None:
+        """Report that the segment ends before its successor begins."""
+        assert self._source is not None
+        indexes = list(self.folder.files())
+        if indexes and indexes[0] > self._index + 1:
+            raise ExpiredError(self.folder.path, position, self.folder.first_position())
+        if self._next is not None and self._next[0] != self._index + 1:
+            self._hole(position, self._next[0])
+        raise CorruptionError(
+            self._source.path,
+            self._source.byte_of(position),
+            f"the segment ends at position {position}, the next one begins at {end}: what was between is lost",
+        )
+
+    def _hole(self, position: int, following: int) -> None:
+        """Report that segments between this one and ``following`` cannot be read or are not there."""
+        indexes = list(self.folder.files())
+        if indexes and indexes[0] > self._index + 1:
+            raise ExpiredError(self.folder.path, position, self.folder.first_position())
+        for index in range(self._index + 1, min(following, self._index + 1000)):
+            if index not in indexes:
+                path = segment_path(self.folder.path, index)
+                raise CorruptionError(path, 0, f"the segment is missing, though segment.{following} is there")
+            self.folder.open(index)[0].close()  # raises what is wrong with its header
+
+    def _false_begin(self, index: int, position: int) -> bool:
+        """Whether a header contradicts both neighbours: then its messages have no position to be read at."""
+        begin, following = self.folder.begin(index), self.folder.begin(index + 1)
+        found = self.folder.disk.stat(segment_path(self.folder.path, index))
+        if begin is None or following is None or found is None:
+            return False
+        size = found.size - HEADER_BYTES
+        return begin + size != following == position + size
+
+    def _step_over(self, position: int, bound: int | None) -> int | None:
+        source = self._source
+        if source is None or position < source.begin:
+            return None
+        end = self._end(bound)
+        if end is None and isinstance(source, Live):
+            end = source.begin + source.size() - HEADER_BYTES
+        try:
+            buffer, start, size = source.window(position, FRAME_HEAD, end)
+            if size < FRAME_HEAD or end is None:
+                return None
+            after = position + FRAME_HEAD + int.from_bytes(memoryview(buffer)[start : start + 4], "big")
+            if after == end:
+                return after
+            if after > end:
+                return None
+            follower = self._scan(after, 1, bound, READ_BYTES)
+        except CorruptionError:
+            return None
+        return after if len(follower) and int(follower.payloads.lengths[0]) else None
+
+
+def _nothing(position: int) -> Batch:
+    none = np.empty(0, np.int64)
+    return Batch(b"", none, Spans(none, none), next_position=position)

@@ -1,0 +1,439 @@
+"""The writing side: one spool per channel appends frames, any number of senders share it.
+
+The order of a send is fixed, and each step leaves the channel whole if the process dies behind it:
+
+    frames into one buffer → (a new segment, complete before it has its name) → write → visible → durable
+
+A failed write is undone by truncating to where it began and then latches: nothing more is sent until the channel
+is reopened.  What was sent before stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock import kernel
+from penstock.disk import Disk, File, Handle
+from penstock.disk.commit import GROUP, Committer
+from penstock.errors import ClosedError, OptionsError, ReadOnlyError, Timeout
+from penstock.log.columns import columns_of
+from penstock.log.filechannel.format import HEADER_BYTES, LAST_POSITION, Header, segment_path
+from penstock.log.filechannel.options import ChannelOptions
+from penstock.log.filechannel.recover import NEW, Tail
+from penstock.log.sidecar import Sidecar
+
+__all__ = ["Sender", "Spool"]
+
+BUFFER_BYTES: Final = 64 << 10
+
+
+class Spool:
+    """The end of a channel.  Every method may be called from any thread.
+
+    Invariants: ``begin`` ≤ ``visible`` ≤ ``end``; everything below ``visible`` has been handed to the operating
+    system; ``end`` is above ``visible`` only with ``flush_seconds``.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        path: str,
+        options: ChannelOptions,
+        sidecar: Sidecar,
+        tail: Tail,
+        *,
+        admit: Callable[[int], None] | None = None,
+        rotated: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._disk, self.path, self._options, self._sidecar = disk, path, options, sidecar
+        self._admit, self._rotated = admit, rotated
+        self._segment_bytes = options.segment_bytes
+        self._lock = threading.Lock()
+        self.arrived = threading.Condition()
+        self._waiting = 0
+        self.index, self.begin, self.end = tail.index, tail.begin, tail.end
+        self.visible = tail.end
+        self.error: str | None = None
+        """Why nothing more is written, once an I/O error latched."""
+        self.closed = ""
+        self._pending: list[bytes] = []
+        self._pending_bytes = 0
+        self._unsynced: list[int] = [tail.index]
+        self._new_names = True
+        self._synced: int | None = None
+        self._file: File = self._open_segment() if tail.exists else self._make_segment(tail.index, tail.begin)
+        self._committer: Committer | None = None
+        if options.sync != "none":
+            interval = options.sync_seconds if options.sync == "interval" else None
+            self._committer = GROUP.committer(self._sync_now, interval=interval)
+        self._flusher: _Flusher | None = None
+        if options.flush_seconds:
+            self._flusher = _Flusher(self.flush, options.flush_seconds)
+
+    # --- Sending
+
+    def append(self, payload: Any, timeout: float | None = None) -> int:
+        """Append one message and return its position."""
+        frame = kernel.encode_frame(payload)
+        self._take(timeout)
+        try:
+            position = self.end
+            if position - self.begin >= self._segment_bytes or self._admit is not None:
+                self._prepare(len(frame))
+            self._put(frame)
+        finally:
+            self._lock.release()
+        if self._committer is not None:
+            self._written()
+        return position
+
+    def append_many(self, payloads: Any, timeout: float | None = None) -> NDArray[np.int64]:
+        """Append many messages and return their positions: one lock, one loop, one write a segment."""
+        if isinstance(payloads, list):
+            ends = np.empty(len(payloads), np.int64)
+            run = kernel.encode_list(payloads, ends)
+        else:
+            columns = columns_of(payloads)
+            ends = np.empty(len(columns.offsets), np.int64)
+            run = kernel.encode_spans(columns.data, columns.offsets, columns.lengths, ends)
+        if not len(ends):
+            self._take(timeout)
+            self._lock.release()
+            return ends
+        self._take(timeout)
+        try:
+            first = self.end
+            if self._admit is not None:
+                self._admit(len(run))
+            self._put_run(memoryview(run), ends)
+        finally:
+            self._lock.release()
+        if self._committer is not None:
+            self._written()
+        positions = np.empty(len(ends), np.int64)
+        positions[0], positions[1:] = 0, ends[:-1]
+        return positions + first
+
+    def _put_run(self, run: memoryview, ends: NDArray[np.int64]) -> None:
+        """Write encoded frames, going on in a new segment wherever the original would."""
+        done = 0
+        while done < len(run):
+            if self.end - self.begin >= self._segment_bytes:
+                self._rotate()
+            room = self._segment_bytes - (self.end - self.begin)
+            # The frame that reaches the threshold still belongs to this segment.
+            last = int(np.searchsorted(ends, done + room))
+            stop = int(ends[min(last, len(ends) - 1)])
+            self._put(run[done:stop])
+            done = stop
+
+    def _prepare(self, size: int) -> None:
+        if self._admit is not None:
+            self._admit(size)
+        if self.end - self.begin >= self._segment_bytes:
+            self._rotate()
+
+    def _put(self, data: bytes | memoryview) -> None:
+        if self.end + len(data) > LAST_POSITION:
+            raise OptionsError(f"{self.path}: the positions of this channel are used up")
+        if self._flusher is None:
+            self._write(data)
+            self._publish()
+            return
+        self._pending.append(bytes(data))
+        self._pending_bytes += len(data)
+        self.end += len(data)
+        if self._pending_bytes >= BUFFER_BYTES:
+            self._flush()
+        else:
+            self._flusher.wake()
+
+    def _write(self, data: bytes | memoryview) -> None:
+        """Write at ``end``; when it fails, the file is as it was and the channel is read-only."""
+        offset = HEADER_BYTES + self.end - self.begin
+        try:
+            self._file.write_at(offset, data)
+        except BaseException as exc:
+            self._undo(offset, exc)
+            raise
+        self.end += len(data)
+
+    def _undo(self, offset: int, exc: BaseException) -> None:
+        with contextlib.suppress(OSError):
+            self._file.truncate(offset)
+        if isinstance(exc, OSError):
+            raise self._latch(exc) from exc
+
+    def _latch(self, exc: BaseException) -> ReadOnlyError:
+        self.error = self.error or f"{self.path}: read-only since a write failed: {exc}; mend the cause and reopen"
+        return ReadOnlyError(self.error)
+
+    def _publish(self) -> None:
+        self.visible = self.end
+        if self._waiting:
+            with self.arrived:
+                self.arrived.notify_all()
+
+    def _take(self, timeout: float | None) -> None:
+        if timeout is None:
+            self._lock.acquire()
+        elif not self._lock.acquire(timeout=max(0.0, timeout)):
+            raise Timeout(f"{self.path}: other senders held the channel for {timeout} s; nothing was sent")
+        if self.error or self.closed:
+            self._lock.release()
+            self._check()
+
+    def _check(self) -> None:
+        if self.closed:
+            raise ClosedError(f"{self.path}: {self.closed}")
+        if self.error:
+            raise ReadOnlyError(self.error)
+
+    # --- Visible
+
+    def flush(self) -> None:
+        """Make everything that was sent visible."""
+        with self._lock:
+            if not self.error and not self.closed:
+                self._flush()
+
+    def _flush(self) -> None:
+        if not self._pending:
+            return
+        run, size = b"".join(self._pending), self._pending_bytes
+        self._pending, self._pending_bytes = [], 0
+        self.end -= size
+        self._write(run)
+        self._publish()
+        if self._committer is not None:
+            self._committer.touch()
+
+    def wait(self, position: int, timeout: float | None) -> bool:
+        """Wait until something is visible at ``position``; False when the time is over or the channel closed."""
+        with self.arrived:
+            self._waiting += 1
+            try:
+                self.arrived.wait_for(lambda: self.visible > position or bool(self.closed), timeout)
+            finally:
+                self._waiting -= 1
+        return self.visible > position
+
+    # --- Segments
+
+    def rotate(self) -> None:
+        """Seal the newest segment, if it has a message, and go on in a new one."""
+        with self._lock:
+            self._check()
+            if self.end > self.begin:
+                self._rotate()
+
+    def _rotate(self) -> None:
+        self._flush()
+        try:
+            if self._options.sync != "none":  # or a power cut could leave the next segment and a hole before it
+                self._file.sync()
+            following = self._make_segment(self.index + 1, self.end)
+        except OSError as exc:
+            raise self._latch(exc) from exc
+        self._file.close()
+        self._file, self.index, self.begin = following, self.index + 1, self.end
+        self._unsynced.append(self.index)
+        self._new_names = True
+        self._rotated()
+
+    def _open_segment(self) -> File:
+        return self._disk.modify(segment_path(self.path, self.index))
+
+    def _make_segment(self, index: int, begin: int) -> File:
+        """Make a segment that has its header before it has its name."""
+        temporary = f"{self.path}/{NEW}"
+        with contextlib.suppress(FileNotFoundError):
+            self._disk.remove(temporary)
+        file = self._disk.create(temporary)
+        try:
+            file.write_at(0, Header(index, begin).encode())
+            if self._options.sync != "none":
+                file.sync()
+            self._disk.rename(temporary, segment_path(self.path, index))
+        except BaseException:
+            file.close()
+            with contextlib.suppress(OSError):
+                self._disk.remove(temporary)
+            raise
+        if self._options.sync != "none":
+            self._disk.sync_folder(self.path)
+        file.close()
+        return self._disk.modify(segment_path(self.path, index))  # known by its own name from here on
+
+    # --- Durable
+
+    def sync(self) -> int:
+        """Return when everything sent so far survives a power cut, with the position that bounds it."""
+        self._check()
+        if self._committer is not None:
+            return self._committer.request().result()
+        return self._sync_now()
+
+    def _written(self) -> None:
+        assert self._committer is not None
+        if self._options.sync == "always":
+            self._committer.request().result()
+        else:
+            self._committer.touch()
+
+    def _sync_now(self) -> int:
+        """Sync every segment since the last time, then move the mark; runs on a thread of the group."""
+        with self._lock:
+            self._check()
+            self._flush()
+            position, unsynced, names = self.end, list(self._unsynced), self._new_names
+            self._new_names = False
+        if position == self._synced and not names:
+            return position
+        try:
+            for index in unsynced:
+                with contextlib.suppress(FileNotFoundError):  # compressed, and that is synced, or collected
+                    self._sync_segment(index)
+            if names:
+                self._disk.sync_folder(self.path)
+            self._sidecar.write_mark(position)
+        except OSError as exc:
+            raise self._latch(exc) from exc
+        with self._lock:
+            self._unsynced = [index for index in self._unsynced if index not in unsynced or index == unsynced[-1]]
+        self._synced = position
+        return position
+
+    def _sync_segment(self, index: int) -> None:
+        with self._disk.modify(segment_path(self.path, index)) as file:
+            file.sync()
+
+    # --- Open and closed
+
+    def close(self) -> None:
+        """Flush, sync once more if that is promised, and let go of the file."""
+        if self.closed:
+            return
+        if self._flusher is not None:
+            self._flusher.close()
+        try:
+            if not self.error:
+                self.flush()
+                if self._committer is not None or self._synced is not None:
+                    self.sync()
+        finally:
+            if self._committer is not None:
+                self._committer.close()
+            with self._lock:
+                self.closed = "the channel is closed"
+                self._file.close()
+            with self.arrived:
+                self.arrived.notify_all()
+
+    def forked(self) -> None:
+        """Close in the child of a fork, where nothing belongs to it."""
+        self._lock, self.arrived = threading.Lock(), threading.Condition()
+        self.closed = "the channel was opened before a fork: open its own in the child"
+        self._committer = self._flusher = None
+        self._pending, self._pending_bytes = [], 0
+        self._file.close()
+
+
+class _Flusher:
+    """A thread that flushes a while after the first unflushed send, and sleeps when there is none."""
+
+    def __init__(self, flush: Callable[[], None], seconds: float) -> None:
+        self._flush, self._seconds = flush, seconds
+        self._wanted, self._closing = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="penstock-flush", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Say that something waits."""
+        if not self._wanted.is_set():
+            self._wanted.set()
+
+    def close(self) -> None:
+        """Stop the thread; whoever closes flushes by hand."""
+        self._closing.set()
+        self._wanted.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            self._wanted.wait()
+            if self._closing.wait(self._seconds):
+                return
+            self._wanted.clear()
+            with contextlib.suppress(ReadOnlyError, ClosedError):  # latched: the next send says it
+                self._flush()
+
+
+class Sender(Handle):
+    """Sends messages into a channel.  Any number of senders; each may be used from any thread.
+
+    >>> import tempfile
+    >>> from penstock.log.filechannel import FileChannel
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> with FileChannel.open(folder.name) as channel, channel.tx() as tx:
+    ...     tx.send(b"hello"), tx.send_many([b"one", b"two"]).tolist()
+    (0, [13, 24])
+    >>> folder.cleanup()
+    """
+
+    def __init__(self, spool: Spool) -> None:
+        super().__init__()
+        self._spool = spool
+        self._closed = False
+
+    def send(self, payload: Any, timeout: float | None = None) -> int:
+        """Send one message, whole or not at all, and return its position.
+
+        It is visible to every receiver when this returns (unless the channel has ``flush_seconds``) and durable
+        according to its ``sync``.  ``timeout`` bounds the wait for other senders; once writing begins it is done.
+        """
+        if self._closed:
+            raise ClosedError(f"{self._spool.path}: the sender is closed")
+        return self._spool.append(payload, timeout)
+
+    def send_many(self, payloads: Any, timeout: float | None = None) -> NDArray[np.int64]:
+        """Send a list of bytes, an Arrow array or a Batch, and return the positions.
+
+        Within one segment all of them go or none.  If the disk fails while a batch goes on in a new segment, the
+        messages of the segments before it stay; ``write_position`` tells how far it came.
+        """
+        if self._closed:
+            raise ClosedError(f"{self._spool.path}: the sender is closed")
+        return self._spool.append_many(payloads, timeout)
+
+    async def asend(self, payload: Any) -> int:
+        """Send from asyncio: the wait for other senders, the disk and a sync is on a thread."""
+        import asyncio
+
+        return await asyncio.to_thread(self.send, payload)
+
+    @property
+    def write_position(self) -> int:
+        """Behind the last message that was sent, by any sender."""
+        return self._spool.end
+
+    def close(self) -> None:
+        """Send no more; twice is fine."""
+        self._closed = True
+
+    def forked(self) -> None:
+        """Close in the child of a fork."""
+        self._closed = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()

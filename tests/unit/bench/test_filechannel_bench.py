@@ -1,0 +1,26 @@
+"""The benchmark and the fuzz target of the queue still run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_the_benchmark_runs(tmp_path: Path) -> None:
+    pytest.importorskip("persistqueue")
+    pytest.importorskip("diskcache")
+    command = [sys.executable, str(ROOT / "bench" / "filechannel.py"), "--quick", "--json"]
+    rows = json.loads(subprocess.run(command, capture_output=True, check=True, cwd=tmp_path).stdout)
+    assert {row["queue"] for row in rows} >= {"penstock, batches", "diskcache.Deque"}
+
+
+def test_the_fuzz_target_runs() -> None:
+    command = [sys.executable, str(ROOT / "fuzz" / "filechannel_scan.py"), "--inputs", "4000"]
+    done = subprocess.run(command, capture_output=True, check=True, text=True)
+    assert "no finding" in done.stdout

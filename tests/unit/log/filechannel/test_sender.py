@@ -1,0 +1,307 @@
+"""Promises of the sending side."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.batch import Batch
+from penstock.disk import FaultyDisk, MemoryDisk, PosixDisk
+from penstock.errors import ClosedError, LockedError, OptionsError, ReadOnlyError, Timeout
+from penstock.log.filechannel import ChannelOptions, FileChannel, FileChannelLog
+from penstock.testing.log_conformance import contents
+
+FAST = ChannelOptions(sync="none", compression="none")
+
+
+def test_five_messages_come_back_in_order(tmp_path: Path) -> None:
+    with FileChannel.open(tmp_path / "c", FAST) as channel, channel.tx() as tx:
+        sent = [bytes(range(n)) for n in range(1, 6)]
+        for payload in sent:
+            tx.send(payload)
+        rx = channel.rx()
+        assert [rx.recv(timeout=1) for _ in sent] == sent
+        assert rx.try_recv() is None
+
+
+def test_messages_are_received_in_the_order_of_sending_whoever_sends(tmp_path: Path) -> None:
+    with FileChannel.open(tmp_path / "c", ChannelOptions(sync="none", segment_bytes=4000)) as channel:
+
+        def work(number: int) -> None:
+            with channel.tx() as tx:
+                for step in range(200):
+                    if step % 2:
+                        tx.send(b"%d:%d" % (number, step))
+                    else:
+                        tx.send_many([b"%d:%d" % (number, step)])
+
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        found = [p for batch in channel.rx().batches(timeout=0) for p in batch.to_payloads()]
+    assert len(found) == 800
+    for number in range(4):
+        mine = [p for p in found if p.startswith(b"%d:" % number)]
+        assert mine == [b"%d:%d" % (number, step) for step in range(200)]
+
+
+def test_a_send_returns_its_position_and_a_batch_all_of_them(tmp_path: Path) -> None:
+    with FileChannel.open(tmp_path / "c", FAST) as channel:
+        tx = channel.tx()
+        assert tx.send(b"") == 0
+        assert tx.send_many([b"abc", b"", b"x"]).tolist() == [8, 19, 27]
+        assert tx.send_many(Batch.of([b"one", b"two"])).tolist() == [36, 47]
+        assert tx.write_position == 58
+        assert tx.send_many([]).tolist() == []
+
+
+def test_a_segment_is_sealed_by_the_send_behind_its_threshold(tmp_path: Path) -> None:
+    options = ChannelOptions(sync="none", segment_bytes=20, compression="none")
+    one, many = tmp_path / "one", tmp_path / "many"
+    payloads = [b"x" * 11, b"", b"y" * 100, b"z", b"w" * 3]
+    with FileChannel.open(one, options) as channel:
+        for payload in payloads:
+            channel.append(payload)
+    with FileChannel.open(many, options) as channel:
+        channel.append_many(payloads)
+    files = {p.name: p.read_bytes() for p in one.iterdir() if p.name.startswith("segment")}
+    assert {name: len(data) - 64 for name, data in files.items()} == {
+        "segment.0": 27, "segment.1": 108, "segment.2": 20,
+    }  # fmt: skip
+    assert {p.name: p.read_bytes() for p in many.iterdir() if p.name.startswith("segment")} == files
+
+
+def test_waiting_for_other_senders_can_time_out_and_sends_nothing(tmp_path: Path) -> None:
+    with FileChannel.open(tmp_path / "c", FAST) as channel:
+        channel._spool._lock.acquire()
+        with pytest.raises(Timeout):
+            channel.tx().send(b"x", timeout=0.01)
+        with pytest.raises(Timeout):
+            channel.tx().send_many([b"x"], timeout=0)
+        channel._spool._lock.release()
+        assert channel.stats().write_position == 0
+        assert channel.tx().send(b"y", timeout=1) == 0
+
+
+def test_a_payload_without_bytes_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    with FileChannel.open(tmp_path / "c", FAST) as channel:
+        for wrong in (None, "text", 5):
+            with pytest.raises(TypeError):
+                channel.append(wrong)
+        with pytest.raises(TypeError):
+            channel.append_many([b"good", "text"])
+        assert channel.stats().write_position == 0
+
+
+def test_kinds_have_no_room(tmp_path: Path) -> None:
+    with FileChannel.open(tmp_path / "c", FAST) as channel:
+        with pytest.raises(OptionsError):
+            channel.append(b"x", kind=1)
+        with pytest.raises(OptionsError):
+            channel.append_many([b"x"], kind=np.array([3]))
+
+
+def test_closing_a_sender_twice_is_fine_and_ends_only_that_sender(tmp_path: Path) -> None:
+    with FileChannel.open(tmp_path / "c", FAST) as channel:
+        tx, other = channel.tx(), channel.tx()
+        tx.close()
+        tx.close()
+        with pytest.raises(ClosedError):
+            tx.send(b"x")
+        with pytest.raises(ClosedError):
+            tx.send_many([b"x"])
+        other.send(b"y")
+    with pytest.raises(ClosedError):
+        other.send(b"z")
+    with pytest.raises(ClosedError):
+        channel.tx()
+
+
+def test_a_folder_has_one_owner(tmp_path: Path) -> None:
+    with FileChannel.open(tmp_path / "c", FAST), pytest.raises(LockedError):
+        FileChannel.open(tmp_path / "c", FAST)
+    FileChannel.open(tmp_path / "c", FAST).close()
+
+
+def test_a_missing_folder_is_made_unless_told_otherwise(tmp_path: Path) -> None:
+    with pytest.raises(OptionsError, match="no channel here"):
+        FileChannel.open(tmp_path / "c", ChannelOptions(create=False))
+    FileChannel.open(tmp_path / "c").close()
+    FileChannel.open(tmp_path / "c", ChannelOptions(create=False)).close()
+
+
+# --- Errors
+
+
+@pytest.mark.parametrize("operation", ["write_at", "create", "rename", "sync"])
+def test_an_io_error_makes_the_channel_read_only_until_it_is_reopened(operation: str) -> None:
+    disk = FaultyDisk(MemoryDisk())
+    options = ChannelOptions(sync="always", segment_bytes=50, compression="none", collect=False)
+    channel = FileChannel.open("c", options, disk=disk)
+    kept = [b"kept %d" % n for n in range(6)]
+    for payload in kept:
+        channel.append(payload)
+    where = "penstock-new" if operation in ("create", "rename") else "c/segment"
+    disk.fail(operation, OSError(errno.ENOSPC, "No space left on device"), path=where)
+    with pytest.raises(ReadOnlyError, match="No space left"):
+        [channel.append(b"late %d" % number) for number in range(8)]
+    with pytest.raises(ReadOnlyError, match="No space left"):
+        channel.append_many([b"never"])
+    assert channel.stats().error is not None
+    rx = channel.rx()
+    assert [rx.recv(timeout=1) for _ in kept] == kept
+    channel.close()
+    with FileChannel.open("c", options, disk=disk) as again:
+        again.append(b"goes on")
+        found = [p for batch in again.rx().batches(timeout=0) for p in batch.to_payloads()]
+    assert found[: len(kept)] == kept
+    assert found[-1] == b"goes on"
+
+
+def test_a_failed_write_leaves_no_part_of_its_message() -> None:
+    disk = FaultyDisk(MemoryDisk())
+    channel = FileChannel.open("c", FAST, disk=disk)
+    channel.append(b"whole")
+    size = disk.stat("c/segment.0").size  # type: ignore[union-attr]
+
+    def half(operation: str, path: str) -> None:
+        if operation == "write_at" and path.endswith("segment.0"):
+            with disk._inner.modify("c/segment.0") as file:
+                file.write_at(size, b"\0\0\0\x20half")
+            raise OSError(errno.EIO, "Input/output error")
+
+    disk.on_call = half
+    with pytest.raises(ReadOnlyError):
+        channel.append(b"x" * 32)
+    disk.on_call = None
+    assert disk.stat("c/segment.0").size == size  # type: ignore[union-attr]
+    channel.close()
+
+
+FULL = """
+import resource, signal, sys
+from penstock.errors import ReadOnlyError
+from penstock.log.filechannel import ChannelOptions, FileChannel
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+channel = FileChannel.open(sys.argv[1], ChannelOptions(sync="none", compression="none"))
+resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+sent = 0
+try:
+    while True:
+        channel.append(b"%08d" % sent + b"x" * 92)
+        sent += 1
+except ReadOnlyError as exc:
+    print(sent, exc)
+"""
+
+
+def test_a_full_disk_loses_nothing_that_was_sent(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", FULL, str(tmp_path / "c")], capture_output=True, text=True, check=True)
+    sent = int(done.stdout.split()[0])
+    assert sent == (10_000 - 64) // 108
+    assert "File too large" in done.stdout
+    with FileChannel.open(tmp_path / "c", FAST) as channel:
+        assert channel.problems == []  # the half-written frame was taken back at once
+        found = [p[:8] for batch in channel.rx().batches(timeout=0) for p in batch.to_payloads()]
+        assert found == [b"%08d" % n for n in range(sent)]
+        channel.append(b"room again")
+
+
+# --- Buffered
+
+
+def test_buffered_sends_become_visible_within_the_interval(tmp_path: Path) -> None:
+    with FileChannel.open(tmp_path / "c", ChannelOptions(sync="none", flush_seconds=0.02)) as channel:
+        rx = channel.rx()
+        channel.append(b"one")
+        assert channel.stats().write_position == 11
+        assert rx.recv(timeout=5) == b"one"
+        channel.append(b"two")
+        channel.flush()
+        assert rx.try_recv() == b"two"
+
+
+def test_a_large_buffer_is_written_without_waiting(tmp_path: Path) -> None:
+    with FileChannel.open(tmp_path / "c", ChannelOptions(sync="none", flush_seconds=3600)) as channel:
+        rx = channel.rx()
+        channel.append(b"x")
+        assert rx.try_recv() is None
+        channel.append(b"y" * (64 << 10))
+        assert rx.try_recv() == b"x"
+        channel.append(b"z")
+        channel.close()
+        assert [rx.try_recv(), rx.try_recv()] == [b"y" * (64 << 10), b"z"]
+
+
+def test_a_buffered_flush_that_fails_reaches_the_next_send() -> None:
+    disk = FaultyDisk(MemoryDisk())
+    channel = FileChannel.open("c", ChannelOptions(sync="none", flush_seconds=0.005), disk=disk)
+    disk.fail("write_at", OSError(errno.EIO, "Input/output error"), path="segment")
+    channel.append(b"lost")
+    deadline = time.monotonic() + 5
+    while channel.stats().error is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+    with pytest.raises(ReadOnlyError, match="Input/output error"):
+        channel.append(b"x")
+    channel.close()
+
+
+# --- Durable
+
+
+def test_a_synced_send_has_reached_the_disk_with_its_name() -> None:
+    disk = FaultyDisk(MemoryDisk())
+    channel = FileChannel.open("c", ChannelOptions(sync="always", segment_bytes=40), disk=disk)
+    for number in range(10):
+        channel.append(b"message %d" % number)
+    disk.cut_power(keep=0)
+    channel.forked()
+    with FileChannel.open("c", FAST, disk=disk) as again:
+        found = [p for batch in again.rx().batches(timeout=0) for p in batch.to_payloads()]
+    assert found == [b"message %d" % n for n in range(10)]
+
+
+def test_the_group_commit_serves_many_senders_at_once(tmp_path: Path) -> None:
+    with FileChannel.open(tmp_path / "c", ChannelOptions(sync="always")) as channel:
+        threads = [threading.Thread(target=lambda: channel.append(b"x")) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert channel.stats().durable_position == channel.stats().write_position == 72
+
+
+def test_opening_reads_only_the_newest_segment(tmp_path: Path) -> None:
+    options = ChannelOptions(sync="none", segment_bytes=1000, compression="none")
+    with FileChannel.open(tmp_path / "c", options) as channel:
+        channel.append_many([b"x" * 100] * 200)
+        newest = f"segment.{channel._spool.index}"
+    disk = FaultyDisk(PosixDisk())
+    with FileChannel.open(str(tmp_path / "c"), options, disk=disk):
+        read = {
+            os.path.basename(path) for operation, path in disk.calls if operation in ("read_at", "read_into", "map")
+        }
+    assert {name for name in read if name.startswith("segment")} == {newest}
+
+
+def test_a_killed_writer_leaves_a_channel_another_process_reads(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys\n"
+        "from penstock.log.filechannel import ChannelOptions, FileChannel\n"
+        "channel = FileChannel.open(sys.argv[1], ChannelOptions(sync='none'))\n"
+        "channel.append_many([b'%d' % n for n in range(1000)])\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "c")], check=False)
+    with FileChannelLog(tmp_path / "c") as log:
+        assert contents(log) == [b"%d" % n for n in range(1000)]
