@@ -1,0 +1,1 @@
+"""Floor 7: channels with members, rules and history that survive."""
