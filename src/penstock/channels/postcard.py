@@ -45,8 +45,7 @@ def encode(channel: PersistedChannel) -> bytes:
     parts = [_string(channel.handler)]
     parts.append(b"\0" if channel.owner is None else b"\1" + _string(str(channel.owner)))
     config = channel.config
-    for number in (config.max_clients, config.max_payload_size, config.max_persist_messages):
-        parts.append(_option(number))
+    parts.extend(map(_option, (config.max_clients, config.max_payload_size, config.max_persist_messages)))
     parts.append(b"\0" if config.persist is None else b"\1\1" if config.persist else b"\1\0")
     parts.append(_option(config.message_flush_interval))
     for allow in (channel.acl.join, channel.acl.publish, channel.acl.read):
@@ -65,11 +64,11 @@ def encode(channel: PersistedChannel) -> bytes:
 
 
 def decode(data: bytes, file: str = "metadata.bin") -> PersistedChannel:
-    """Return the channel that ``data`` holds; CorruptionError names ``file`` and the byte.
+    r"""Return the channel that ``data`` holds; CorruptionError names ``file`` and the byte.
 
     >>> decode(bytes.fromhex("02 63 68 00 00 00 00 00 00 00 00 00 00 00")).handler
     'ch'
-    >>> decode(b"\\x02c")
+    >>> decode(b"\x02c")
     Traceback (most recent call last):
     penstock.errors.CorruptionError: metadata.bin at byte 1: a string of 2 bytes, 1 left
     """
@@ -124,10 +123,9 @@ class _Decoder:
         """Return the channel, and whether the type was missing."""
         handler = self.string()
         owner = self.nid() if self.tag("option") else None
-        numbers = [self.varint(U32, "a u32") if self.tag("option") else None for _ in range(3)]
+        clients, payload, messages = self.number(), self.number(), self.number()
         persist = self.tag("bool") if self.tag("option") else None
-        interval = self.varint(U32, "a u32") if self.tag("option") else None
-        config = StoredConfig(*numbers, persist, interval)
+        config = StoredConfig(clients, payload, messages, persist, self.number())
         acl = Acl(self.allow(), self.allow(), self.allow())
         members = tuple([self.nid() for _ in range(self.count())])
         old = self.at == len(self.data)
@@ -160,6 +158,9 @@ class _Decoder:
             raise self.fail(self.at, f"{what} byte is {byte}, not 0 or 1")
         self.at += 1
         return byte == 1
+
+    def number(self) -> int | None:
+        return self.varint(U32, "a u32") if self.tag("option") else None
 
     def string(self) -> str:
         at = self.at

@@ -105,8 +105,8 @@ class FileChannelStore:
         """Replace the metadata of a channel."""
         started = time.perf_counter()
         try:
-            hash = channel_hash(channel.handler)
-            folder, data = self.folder(hash), encode(channel)
+            digest = channel_hash(channel.handler)
+            folder, data = self.folder(digest), encode(channel)
             if self._disk.stat(folder) is None:
                 self._make(folder)
             save_atomically(self._disk, f"{folder}/{METADATA}", data, temporary=f"{folder}/{METADATA_TMP}")
@@ -115,7 +115,7 @@ class FileChannelStore:
             raise
         SAVES.add(result="success")
         SAVE_SECONDS.observe(time.perf_counter() - started)
-        return hash
+        return digest
 
     def delete(self, hash: str, first: Callable[[], None] | None = None) -> None:
         """Take a channel out for good and remove its folder."""
@@ -187,7 +187,7 @@ class FileChannelStore:
         self._disk.sync_folder(self.root)
 
     def _retire(self, hash: str) -> None:
-        """The moment of deletion: one rename, made durable."""
+        """Delete in one rename, made durable: what follows is tidying."""
         folder = self.folder(hash)
         stat = self._disk.stat(f"{folder}/{METADATA}")
         if stat is None or stat.is_folder:
@@ -247,10 +247,10 @@ class MemoryChannelStore:
 
     def save(self, channel: PersistedChannel) -> str:
         """Replace the metadata of a channel."""
-        hash, data = channel_hash(channel.handler), encode(channel)
+        digest, data = channel_hash(channel.handler), encode(channel)
         with self._mutex:
-            self._saved[hash] = data
-        return hash
+            self._saved[digest] = data
+        return digest
 
     def delete(self, hash: str, first: Callable[[], None] | None = None) -> None:
         """Forget a channel."""
