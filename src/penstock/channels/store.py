@@ -37,7 +37,9 @@ METADATA_TMP: Final = "metadata.bin.tmp"
 CURSOR: Final = "cursor.bin"
 
 HASH = re.compile(r"[0-9a-f]{64}")
-OURS = re.compile(r"metadata\.bin\.tmp|cursor\.bin(\.tmp)?|[0-9]{20}\.(log|idx|tmp)|penstock-[a-z0-9.-]+")
+OURS = re.compile(
+    r"metadata\.bin\.tmp|cursor\.bin(\.tmp)?|[0-9]{20}\.(log|idx|tmp)|[0-9]{20}\.log\.[0-9.]+\.bad|penstock-[A-Za-z0-9._-]+"
+)
 
 _log = logging.getLogger(__name__)
 
