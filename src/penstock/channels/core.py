@@ -223,13 +223,16 @@ class Core:
             self.memberships.take(nid, channel.handler)
         return channel
 
-    def log_opened(self, channel: Channel, last_seq: int, head: int | None) -> None:
-        """Learn how far the log of a channel goes, and where the cursor of a queue is (None: unusable)."""
+    def log_opened(self, channel: Channel, last_seq: int, next_seq: int, head: int | None) -> None:
+        """Learn how far the log of a channel goes, and where the cursor of a queue is (None: unusable).
+
+        Also called after a failed append, which may have brought some of its entries into the log.
+        """
         channel.last_seq = last_seq
         if channel.kind is ChannelType.FIFO:
-            channel.next_seq, channel.head = last_seq + 1, head
+            channel.next_seq, channel.head = next_seq, head
         else:
-            channel.next_seq = max(channel.next_seq, last_seq + 1)
+            channel.next_seq = max(channel.next_seq, next_seq)
 
     # --- Members
 
@@ -421,10 +424,10 @@ class Core:
     def _clear(self, command: c.Clear) -> Decision:
         channel = self._served(command)
         rules.clear(channel, command)
-        end = channel.last_seq + 1
+        end = channel.next_seq
 
         def apply() -> None:
-            channel.head = channel.next_seq = end
+            channel.head = end
 
         return Decision(command.channel, (Flush(), WriteCursor(end)), apply, after=(Evict(end),))
 
