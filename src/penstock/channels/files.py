@@ -43,11 +43,11 @@ class LogState(msgspec.Struct, frozen=True):
 class ChannelFiles:
     """The folder of one channel: metadata through the store, its log, and the cursor of a queue."""
 
-    def __init__(self, handler: str, store: ChannelStore, disk: Disk, root: str, max_payload_bytes: int) -> None:
+    def __init__(self, handler: str, store: ChannelStore, disk: Disk, root: str, options: MessageLogOptions) -> None:
         self.handler, self.hash = handler, channel_hash(handler)
         self.folder = f"{root}/{self.hash}"
         self._root, self._store, self._disk = root, store, disk
-        self._max_payload_bytes = max_payload_bytes
+        self._options = options
         self._log: MessageLog | None = None
         self._reader: MessageLogReader | None = None
         self._committer: Committer | None = None
@@ -62,8 +62,7 @@ class ChannelFiles:
     def open(self, *, fifo: bool, flush_interval: int) -> LogState:
         """Open the log, mending what a crash left, and say how far it goes."""
         if self._log is None:
-            options = MessageLogOptions(sync="none", max_payload_bytes=self._max_payload_bytes)
-            self._log = MessageLog.open(self.folder, options, disk=self._disk)
+            self._log = MessageLog.open(self.folder, self._options, disk=self._disk)
             self._synced, self._keep = 0, None
             self._reopen(d.Reopen(fifo, flush_interval))
         return self.state(fifo=fifo)

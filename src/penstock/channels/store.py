@@ -27,6 +27,7 @@ from typing import Final, Protocol
 from penstock.channels.model import PersistedChannel
 from penstock.channels.postcard import MAX_METADATA_BYTES, decode, decode_any, encode
 from penstock.disk import Disk, PosixDisk, save_atomically
+from penstock.disk.posix import folder_of
 from penstock.errors import CorruptionError
 from penstock.metrics import REGISTRY
 
@@ -177,14 +178,18 @@ class FileChannelStore:
             raise CorruptionError(path, len(data), "the channel type is missing beside a queue's cursor")
         return channel
 
+    def make_root(self) -> None:
+        """Create the data directory, with what is missing above it, so that their names survive a power cut."""
+        missing = [self.root]
+        while missing[-1] not in ("", "/", ".") and self._disk.stat(missing[-1]) is None:
+            missing.append(folder_of(missing[-1]))
+        for path in reversed(missing[:-1]):
+            self._disk.make_folder(path)
+            self._disk.sync_folder(folder_of(path))
+
     def _make(self, folder: str) -> None:
         """Create the folder of a channel so that its name survives a power cut too."""
-        above = [self.root]
-        while above[-1] not in ("", "/", ".") and self._disk.stat(above[-1]) is None:
-            above.append(above[-1].rpartition("/")[0] or ".")
-        for path in reversed(above[:-1]):
-            self._disk.make_folder(path)
-            self._disk.sync_folder(path.rpartition("/")[0] or ".")
+        self.make_root()
         self._disk.make_folder(folder)
         self._disk.sync_folder(self.root)
 
