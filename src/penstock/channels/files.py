@@ -242,7 +242,21 @@ class ChannelFiles:
             if self._disk.stat(self.folder) is not None:
                 self._store.delete(self.hash)
             return
-        self._store.delete(self.hash, self._let_go)
+        gone = False
+
+        def first() -> None:
+            nonlocal gone
+            gone = True
+            self._let_go()
+
+        try:
+            self._store.delete(self.hash, first)
+        except OSError as exc:
+            if not gone:
+                raise
+            # The deletion itself is durable: what could not be removed is swept at the next start, or before the
+            # next channel of this name is first saved.
+            _log.warning("channel %s is deleted, but not all of its files are: %s", self.handler, exc)
 
     def _let_go(self) -> None:
         """Close the log without another sync: its files are about to go."""
