@@ -193,7 +193,7 @@ class ChannelManager(Handle):
             _count(command, exc)
             raise
         finally:
-            if actor.idle:
+            if actor.idle:  # answered from memory, so the actor's own task did not say so
                 self.drained(actor)
         _count(command, None)
         return answer
@@ -269,26 +269,29 @@ class ChannelManager(Handle):
         return await asyncio.get_running_loop().run_in_executor(self._executor, work, *args)
 
     def log_opened(self, actor: Actor) -> None:
-        """Note that a log is open; if there are too many, close the one used longest ago."""
+        """Note that a log is open."""
         self._open_logs[actor] = None
-        if len(self._open_logs) > self.options.max_open_logs:
-            victim = next((a for a in self._open_logs if a.idle), None)
-            if victim is not None:
-                del self._open_logs[victim]
-                closing = victim.submit(CloseLog(ChannelId("", ""), Nid("", "")))
-                task = asyncio.get_running_loop().create_task(closing)
-                self._closing.add(task)
-                task.add_done_callback(self._closing.discard)
 
     def drained(self, actor: Actor) -> None:
         """Note that an actor has nothing to do; forget it if its channel is gone."""
         if actor in self._open_logs:
-            self._open_logs[actor] = self._open_logs.pop(actor)
-            if not actor.files.is_open:
-                del self._open_logs[actor]
-        if actor.channel() is None and actor.idle and self._actors.get(actor.files.handler) is actor:
+            del self._open_logs[actor]
+            if actor.files.is_open:
+                self._open_logs[actor] = None  # now the one used last
+        if actor.channel() is None and self._actors.get(actor.files.handler) is actor:
             del self._actors[actor.files.handler]
         ACTIVE.set(self._memberships.channels)
+        if len(self._open_logs) > self.options.max_open_logs and not self._closed:
+            self._close_oldest()
+
+    def _close_oldest(self) -> None:
+        """Close the logs used longest ago, as far as nobody is using them now."""
+        idle = [actor for actor in self._open_logs if actor.idle]
+        for actor in idle[: len(self._open_logs) - self.options.max_open_logs]:
+            del self._open_logs[actor]
+            task = asyncio.get_running_loop().create_task(actor.submit(CloseLog(ChannelId("", ""), Nid("", ""))))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
 
     # --- Open and closed
 
@@ -297,6 +300,7 @@ class ChannelManager(Handle):
         if self._closed:
             return
         self._closed = "the manager is closed"
+        await asyncio.gather(*self._closing, return_exceptions=True)
         for actor in list(self._actors.values()):
             await actor.settle()
         closing = [self.in_thread(actor.files.close) for actor in self._actors.values() if actor.files.is_open]
