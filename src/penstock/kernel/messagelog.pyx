@@ -243,6 +243,17 @@ cdef inline void note(Target *target, uint64_t seq, int64_t length) noexcept nog
     target.offset += length
 
 
+def longest(list payloads not None):
+    """Return the length of the longest of these bytes objects, or -1 when one of them is something else."""
+    cdef Py_ssize_t most = 0
+    for item in payloads:
+        if not PyBytes_CheckExact(item):
+            return -1
+        if PyBytes_GET_SIZE(item) > most:
+            most = PyBytes_GET_SIZE(item)
+    return most
+
+
 def encode_list(
     list payloads not None, Py_ssize_t start, bytes sender not None, uint64_t seq, uint64_t ms,
     int64_t largest, int64_t chunk, int64_t offset, int64_t since, int64_t limit, uint64_t name,
@@ -315,7 +326,7 @@ def encode_spans(
     Py_ssize_t start, int64_t largest, int64_t chunk, int64_t offset, int64_t since, int64_t limit, uint64_t name,
     uint8_t[::1] index not None,
 ):
-    """The same for columns; senders and times (ms) may be one for all.  Spans are checked against their data."""
+    """Do the same for columns; senders and times (ms) may be one for all.  Spans are checked against their data."""
     cdef Py_ssize_t i, count = offsets.shape[0], stop
     cdef Py_ssize_t one_sender = sender_offsets.shape[0] == 1, one_time = times.shape[0] == 1
     cdef int64_t size = data.shape[0], sender_size = sender_data.shape[0], total = 0, at, who, length

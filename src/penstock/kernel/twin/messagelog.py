@@ -94,7 +94,7 @@ def walk(data: Any, name: int, index: NDArray[np.uint8]) -> tuple[int, int, int,
         highest = max(highest, seq)
         if at == 0 or since >= INDEX_EVERY:
             if indexed < room:
-                INDEX.pack_into(index, indexed * INDEX.size, (seq - name) & 0xFFFFFFFF, at)
+                INDEX.pack_into(index.data, indexed * INDEX.size, (seq - name) & 0xFFFFFFFF, at)
                 indexed += 1
             since = 0
         since += length
@@ -143,7 +143,7 @@ class _Run:
         if self.offset == 0 or self.since >= INDEX_EVERY:
             if self.indexed < len(self.index) // INDEX.size:
                 at = self.indexed * INDEX.size
-                INDEX.pack_into(self.index, at, (seq - self.name) & 0xFFFFFFFF, self.offset)
+                INDEX.pack_into(self.index.data, at, (seq - self.name) & 0xFFFFFFFF, self.offset)
                 self.indexed += 1
             self.since = 0
         self.since += len(entry)
@@ -156,6 +156,11 @@ class _Run:
     def full(self) -> bool:
         """Whether the file takes no more."""
         return self.offset > self.limit
+
+
+def longest(payloads: list[Any]) -> int:
+    """Return the length of the longest of these bytes objects, or -1 when one of them is something else."""
+    return max(map(len, payloads), default=0) if all(type(payload) is bytes for payload in payloads) else -1
 
 
 def encode_list(
@@ -184,7 +189,7 @@ def encode_spans(
     seqs: UInt64, times: UInt64, start: int, largest: int, chunk: int, offset: int, since: int, limit: int, name: int,
     index: NDArray[np.uint8],
 ) -> Encoded:  # fmt: skip
-    """The same for columns; senders and times (ms) may be one for all."""
+    """Do the same for columns; senders and times (ms) may be one for all."""
     count = len(offsets)
     if (
         not len(lengths) == len(seqs) == count

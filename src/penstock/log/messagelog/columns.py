@@ -29,10 +29,10 @@ class EntryColumns(msgspec.Struct, frozen=True):
 
 
 def sender_bytes(sender: str | bytes) -> bytes:
-    """Return the bytes of a sender.
+    r"""Return the bytes of a sender.
 
     >>> sender_bytes("zoë@localhost")[:4]
-    b'zo\\xc3\\xab'
+    b'zo\xc3\xab'
     """
     return sender.encode() if isinstance(sender, str) else bytes(sender)
 
@@ -46,8 +46,8 @@ def entry_columns(payloads: Any, sender: Any = None, timestamp_ns: Any = None) -
     """
     columns = columns_of(payloads, 0, timestamp_ns)
     count = len(columns.offsets)
-    if sender is None and isinstance(payloads, Batch) and isinstance(payloads.extra.get("from"), Spans):
-        spans = payloads.extra["from"]
+    spans = payloads.extra.get("from") if sender is None and isinstance(payloads, Batch) else None
+    if isinstance(spans, Spans):
         who: Any = columns.data
         offsets, lengths = spans.offsets, spans.lengths
     else:

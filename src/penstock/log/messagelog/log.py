@@ -7,6 +7,7 @@ it is damage, which is logged, counted and listed by ``verify``, and reading goe
 
 from __future__ import annotations
 
+import bisect
 import logging
 import os
 import threading
@@ -93,9 +94,11 @@ class MessageLogReader(Handle):
             while True:
                 self._refresh()
                 last = 0
-                for number in reversed(self._numbers[-2:]):  # a fresh segment may be empty
-                    segment = self._segment(number)
+                for number in reversed(self._numbers):  # a fresh segment is empty
+                    segment, above = self._segment(number), last
                     last = max(last, segment.last_seq() if segment else 0)
+                    if above:  # and the one before may not be below it, if somebody tampered with the log
+                        break
                 if last or not self._refresh():
                     return last
 
@@ -116,6 +119,8 @@ class MessageLogReader(Handle):
         """Return entries from ``position`` on; the sender is the extra column ``from``, the number also ``seq``."""
         with self._lock:
             self._check_open()
+            if position > MAX_POSITION:
+                raise OptionsError(f"{self.path}: position {position}: must be below 2^63")
             if position < self._first():
                 self._refresh()
                 if position < self._first():
@@ -142,7 +147,9 @@ class MessageLogReader(Handle):
                 start, length = int(found.spans[0, index]), int(found.spans[1, index])
                 at, size = int(found.spans[2, index]), int(found.spans[3, index])
                 ms = int.from_bytes(view[start - 14 : start - 6], "little")
-                yield Entry(int(found.seqs[index]), ms, bytes(view[start : start + length]), bytes(view[at : at + size]))
+                yield Entry(
+                    int(found.seqs[index]), ms, bytes(view[start : start + length]), bytes(view[at : at + size])
+                )
             left -= len(found.seqs)
             want = int(found.seqs[-1]) + 1
             if want >= 1 << 64:
@@ -254,8 +261,7 @@ class MessageLogReader(Handle):
 
     def _from(self, want: int) -> list[int]:
         """Return the numbers of the segments that ``want`` or later entries can be in, in order."""
-        index = int(np.searchsorted(np.array(self._numbers, np.uint64), np.uint64(want), side="right")) - 1
-        index = max(index, 0)
+        index = max(bisect.bisect_right(self._numbers, want) - 1, 0)
         while index > 0:  # a segment may repeat what the one before has: that one is read first
             before = self._segment(self._numbers[index - 1])
             if before is None or before.last_seq() < want:
@@ -283,7 +289,9 @@ class MessageLogReader(Handle):
         return segment
 
     def _batch(self, found: Found) -> Batch:
-        count = int(np.searchsorted(found.seqs, np.uint64(MAX_POSITION)))
+        count = len(found.seqs)
+        if int(found.seqs[-1]) >= MAX_POSITION:
+            count = int(np.searchsorted(found.seqs, np.uint64(MAX_POSITION)))
         if not count:
             raise UnsupportedError(
                 f"{found.path} at byte {int(found.spans[0, 0]) + found.base - 22}: entry {int(found.seqs[0])} has a "
@@ -324,11 +332,10 @@ class MessageLogReader(Handle):
         except OptionsError:
             raise ReplacedError(self.path, "its folder is gone") from None
         changed = numbers != self._numbers
-        if changed:
-            identity = self._identity()
-            if self._log_id is not None and identity is not None and identity != self._log_id:
-                raise ReplacedError(self.path, "its log id changed")
-            self._log_id = self._log_id or identity
+        identity = self._identity()
+        if self._log_id is not None and identity is not None and identity != self._log_id:
+            raise ReplacedError(self.path, "its log id changed")
+        self._log_id = self._log_id or identity
         for number in [n for n in self._open if n not in numbers or self._open[n].replaced()]:
             self._open.pop(number).close()
             changed = True

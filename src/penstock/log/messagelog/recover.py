@@ -96,8 +96,21 @@ def walk_segment(data: Mapping | bytes | memoryview, number: int) -> Walk:
     1
     """
     index = np.zeros((len(data) // INDEX_EVERY + 2) * INDEX_ENTRY.itemsize, np.uint8)
-    *found, indexed = kernel.messagelog.walk(data, number, index)
-    return Walk(*found, index.view(INDEX_ENTRY)[:indexed])
+    found = kernel.messagelog.walk(data, number, index)
+    return Walk(*found[:-1], index.view(INDEX_ENTRY)[: found[-1]])
+
+
+def bad_path(disk: Disk, path: str) -> str:
+    """Return a free name beside ``path`` for bytes that are set aside.
+
+    >>> from penstock.disk import MemoryDisk
+    >>> bad_path(MemoryDisk(), "00000000000000000001.log.42")
+    '00000000000000000001.log.42.bad'
+    """
+    target, again = path + BAD, 1
+    while disk.stat(target) is not None:
+        target, again = f"{path}.{again}{BAD}", again + 1
+    return target
 
 
 def map_whole(file: File, size: int) -> Mapping | bytes:
@@ -204,12 +217,7 @@ class _Recoverer:
         return os.path.basename(target)
 
     def _bad_path(self, number: int, offset: int) -> str:
-        path = f"{self._path(number, LOG)}.{offset}{BAD}"
-        again = 1
-        while self._disk.stat(path) is not None:
-            path = f"{self._path(number, LOG)}.{offset}.{again}{BAD}"
-            again += 1
-        return path
+        return bad_path(self._disk, f"{self._path(number, LOG)}.{offset}")
 
     # --- Indexes
 

@@ -19,7 +19,7 @@ from penstock.log.messagelog.format import (
     INDEX_ENTRY,
     INDEX_EVERY,
     LOG,
-    Index,
+    MAX_SEQ,
     Stop,
     segment_name,
     used_index,
@@ -56,8 +56,8 @@ class Segment:
         stat = self._file.stat()
         self._identity, self._size = stat.identity, stat.size
         self._map: Mapping | None = None
-        self._index: Index | None = None
-        self._indexed_size = 0
+        self._relatives, self._offsets = np.empty(0, np.uint32), np.empty(0, np.uint64)
+        self._indexed_size = -1  # how long the segment was when its index was read
         self._last: tuple[int, int, int] | None = None  # (file size, last seq, offset behind it)
         self._hint = (0, 0)  # an entry with at least this number, if any, begins at this offset
 
@@ -96,10 +96,16 @@ class Segment:
         self._measure()
         if self._last is not None and (self.sealed or self._last[0] == self._size):
             return self._last[1]
-        last, start = (self._last[1], self._last[2]) if self._last is not None else (0, self._known((1 << 64) - 1))
+        last, start = (self._last[1], self._last[2]) if self._last is not None else (0, self._known(MAX_SEQ))
         while True:
             found = self._find_from(start, last + 1, 4096)
             if not len(found.seqs):
+                if last or not start:
+                    break
+                start = 0  # the index led to a damaged entry
+                continue
+            if int(found.seqs[-1]) == MAX_SEQ:
+                last, start = MAX_SEQ, self._behind(found)
                 break
             last = int(found.seqs[-1])
             start = self._behind(found)
@@ -138,7 +144,9 @@ class Segment:
         most = min(limit, (len(data) - at) // ENTRY_OVERHEAD + 1) if at < len(data) else 0
         seqs, times = np.empty(most, np.uint64), np.empty(most, np.uint64)
         spans = np.empty((4, most), np.int64)
-        count, end, stop, _ = kernel.messagelog.scan(data, at, want, True, seqs, times, spans) if most else (0, at, 1, 0)
+        count, end, stop, _ = (
+            kernel.messagelog.scan(data, at, want, True, seqs, times, spans) if most else (0, at, 1, 0)
+        )
         self._stopped = (end, Stop(stop))
         if count:
             self._hint = (int(seqs[count - 1]) + 1, base + end)
@@ -147,7 +155,7 @@ class Segment:
 
     def _clean(self, found: Found) -> bool:
         """Whether a scan that found nothing came to the end of the intact entries by itself."""
-        return found.damage is None and (self._stopped[1] is Stop.END or not self.sealed and self._stopped[0] > 0)
+        return found.damage is None and (self._stopped[1] is Stop.END or (not self.sealed and self._stopped[0] > 0))
 
     def _behind(self, found: Found) -> int:
         index = len(found.seqs) - 1
@@ -164,32 +172,34 @@ class Segment:
 
     def _known(self, want: int) -> int:
         """Return the offset of an intact entry that is not above ``want``, from the index if that tells the truth."""
-        index = self._load_index()
-        if not len(index) or want <= self.number:
+        if want <= self.number:
             return 0
-        relative = min(want - self.number, (1 << 32) - 1)
-        at = int(np.searchsorted(index["relative"], relative, side="right")) - 1
+        self._load_index()
+        relative = np.uint32(min(want - self.number, (1 << 32) - 1))
+        at = int(self._relatives.searchsorted(relative, "right")) - 1
         if at <= 0:
             return 0
-        offset = int(index["offset"][at])
+        offset = int(self._offsets[at])
         if offset + ENTRY_OVERHEAD > self._size:
             return 0
-        head = self._file.read_at(offset, HEAD.size)
-        seq, _, sender, payload = HEAD.unpack(head.ljust(HEAD.size, b"\0"))
-        if (seq - self.number) & 0xFFFFFFFF != int(index["relative"][at]) or not 0 < seq <= want:
+        if self.sealed:
+            seq, _, sender, payload = HEAD.unpack_from(self._mapped(), offset)
+        else:
+            seq, _, sender, payload = HEAD.unpack(self._file.read_at(offset, HEAD.size).ljust(HEAD.size, b"\0"))
+        if (seq - self.number) & 0xFFFFFFFF != int(self._relatives[at]) or not 0 < seq <= want:
             return 0
         if offset + ENTRY_OVERHEAD + sender + payload > self._size:
             return 0
         return offset
 
-    def _load_index(self) -> Index:
-        grown = self._size - self._indexed_size
-        if self._index is None or (not self.sealed and grown > STALE_BYTES):
+    def _load_index(self) -> None:
+        if self._indexed_size < 0 or (not self.sealed and self._size - self._indexed_size > STALE_BYTES):
             most = (self._size // INDEX_EVERY + 2) * INDEX_ENTRY.itemsize
             try:
                 with self._disk.open(self._index_path) as file:
-                    self._index = used_index(file.read_at(0, most))
+                    index = used_index(file.read_at(0, most))
             except OSError:
-                self._index = used_index(b"")  # missing: read from the start of the segment
+                index = used_index(b"")  # missing: read from the start of the segment
+            self._relatives = np.ascontiguousarray(index["relative"])
+            self._offsets = np.ascontiguousarray(index["offset"])
             self._indexed_size = self._size
-        return self._index

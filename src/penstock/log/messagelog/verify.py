@@ -43,7 +43,7 @@ def verify_segments(disk: ReadDisk, folder: str, numbers: list[int]) -> Iterator
                 found = _Segment(path, number, data, last)
                 yield from found.entries()
                 yield from found.end(file, active=active)
-                yield from _verify_index(disk, folder, number, data, size, found.stop_at, active=active)
+                yield from _verify_index(disk, folder, number, data, found.stop_at, active=active)
                 last = max(last, found.last)
         except FileNotFoundError:
             continue  # retention was faster
@@ -63,15 +63,15 @@ class _Segment:
         seqs, times = np.empty(BATCH, np.uint64), np.empty(BATCH, np.uint64)
         spans = np.empty((4, BATCH), np.int64)
         while True:
-            count, self.stop_at, stop, _ = kernel.messagelog.scan(
-                self.data, self.stop_at, 0, False, seqs, times, spans
-            )
+            count, self.stop_at, stop, _ = kernel.messagelog.scan(self.data, self.stop_at, 0, False, seqs, times, spans)
             self.stop = Stop(stop)
             yield from self._numbers(seqs[:count], spans[0, :count] - HEAD.size)
             if stop != Stop.LIMIT or not count:
                 return
 
-    def _numbers(self, seqs: np.ndarray[tuple[int], np.dtype[np.uint64]], offsets: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Iterator[Problem]:
+    def _numbers(
+        self, seqs: np.ndarray[tuple[int], np.dtype[np.uint64]], offsets: np.ndarray[tuple[int], np.dtype[np.int64]]
+    ) -> Iterator[Problem]:
         if not len(seqs):
             return
         highest = np.maximum.accumulate(np.concatenate((np.array([self.last], np.uint64), seqs)))[:-1]
@@ -113,7 +113,7 @@ class _Segment:
 
 
 def _verify_index(
-    disk: ReadDisk, folder: str, number: int, data: object, size: int, end: int, *, active: bool
+    disk: ReadDisk, folder: str, number: int, data: object, end: int, *, active: bool
 ) -> Iterator[Problem]:
     if not end:
         return  # no entry, no index
@@ -128,8 +128,6 @@ def _verify_index(
     if active:  # it may be ahead of what was read, and is zero behind its last entry
         used = used_index(stored)
         stored = used[: int(np.searchsorted(used["offset"], end))].tobytes() or stored[: INDEX_ENTRY.itemsize]
-        behind = memoryview(used[len(stored) // INDEX_ENTRY.itemsize :].tobytes())
-        del behind
     problem = index_problem(stored, true, end, max(len(stored), 1))
     if problem is not None:
         yield Problem(path, *problem)

@@ -27,6 +27,7 @@ from penstock.disk import Disk, File, Handle, PosixDisk
 from penstock.disk.commit import GROUP, Committer
 from penstock.disk.posix import folder_of
 from penstock.errors import ClosedError, OptionsError, ReadOnlyError, UnsupportedError
+from penstock.log.messagelog.active import ActiveSegment
 from penstock.log.messagelog.columns import EntryColumns, entry_columns, sender_bytes
 from penstock.log.messagelog.format import (
     INDEX,
@@ -39,7 +40,7 @@ from penstock.log.messagelog.format import (
     segment_name,
 )
 from penstock.log.messagelog.options import MessageLogOptions, Retention, check_retention
-from penstock.log.messagelog.recover import SegmentState, recover
+from penstock.log.messagelog.recover import SegmentState, bad_path, recover
 from penstock.log.sidecar import Sidecar
 from penstock.metrics import REGISTRY
 from penstock.types import Problem
@@ -48,32 +49,14 @@ __all__ = ["MessageLog"]
 
 logger = logging.getLogger(__name__)
 
-ROLLED: Final = REGISTRY.counter("message_log_segments_rolled", "segments of message logs sealed because they were full")
+ROLLED: Final = REGISTRY.counter(
+    "message_log_segments_rolled", "segments of message logs sealed because they were full"
+)
 EVICTED: Final = REGISTRY.counter("message_log_segments_evicted", "segments of message logs dropped by retention")
 EVICTED_BYTES: Final = REGISTRY.counter("message_log_evicted_bytes", "bytes of message logs dropped by retention")
 
 CHUNK_BYTES: Final = 4 << 20
 """How much of an append_many is encoded and written at a time."""
-NO_INDEX: Final = np.empty(0, np.uint8)
-
-
-class _Active:
-    """The segment being written."""
-
-    def __init__(self, state: SegmentState, log: File, index: File, used: int, since: int, capacity: int) -> None:
-        self.state, self.log, self.index = state, log, index
-        self.used, self.since, self.capacity = used, since, capacity
-        self.sealed = False
-
-    def index_room(self, length: int) -> NDArray[np.uint8]:
-        """Return room for the index entries that ``length`` more bytes can bring."""
-        most = min(length // 4096 + 2, (self.capacity - self.used) // INDEX_ENTRY.itemsize)
-        return np.zeros(most * INDEX_ENTRY.itemsize, np.uint8) if most > 0 else NO_INDEX
-
-    def close(self) -> None:
-        """Let go of the files."""
-        self.log.close()
-        self.index.close()
 
 
 class MessageLog(Handle):
@@ -102,8 +85,10 @@ class MessageLog(Handle):
         self._retention: Retention = options.retention
         self._max_messages = options.max_messages
         self._segments: list[SegmentState] = []
-        self._active: _Active | None = None
+        self._active: ActiveSegment | None = None
         self._dead = self._broken = ""
+        self._floor = 1  # the number the next entry gets, unless it brings a higher one
+        self._marked = 0  # what the durable mark says
         self._new_names = False
         self._committer: Committer | None = None
         self.repairs: list[Problem] = []
@@ -158,13 +143,8 @@ class MessageLog(Handle):
             number = self._number(seq)
             active = self._active or self._begin(number)
             data = kernel.messagelog.encode_one(number, ms, who, payload)
-            state, indexed = active.state, b""
-            since = active.since
-            if state.size == 0 or since >= 4096:
-                since = 0
-                if active.used < active.capacity:
-                    entry = ((number - state.number) & 0xFFFFFFFF).to_bytes(4, "little")
-                    indexed = entry + state.size.to_bytes(8, "little")
+            indexed = active.index_entry(number)
+            since = 0 if active.due else active.since
             self._write(active, data, indexed, number, since + len(data))
         self._written()
         return number
@@ -186,8 +166,12 @@ class MessageLog(Handle):
         """
         if isinstance(kind, int) and kind:
             raise OptionsError(f"{self.path}: a message log keeps no kinds, so kind={kind} cannot be kept")
-        single = sender is None or isinstance(sender, str | bytes)
-        if isinstance(payloads, list) and single and isinstance(timestamp_ns, int | None) and isinstance(seq, int | None):
+        plain = isinstance(payloads, list) and isinstance(timestamp_ns, int | None) and isinstance(seq, int | None)
+        plain = plain and isinstance(sender, str | bytes | None)
+        longest = kernel.messagelog.longest(payloads) if plain else -1
+        if longest > self.options.max_payload_bytes:
+            raise OptionsError(self._too_large(longest))
+        if longest >= 0:
             who = sender_bytes(sender or b"")
             if len(who) > MAX_SENDER_BYTES:
                 raise OptionsError(f"{self.path}: a sender of {len(who)} bytes is longer than {MAX_SENDER_BYTES}")
@@ -229,7 +213,8 @@ class MessageLog(Handle):
             self._check_writable()
             next_seq = self._floor
             with self._syncing:
-                self._sidecar.write_mark(next_seq)  # before the entries go that tell the same
+                self._sidecar.write_mark(min(next_seq, MAX_SEQ))  # before the entries go that tell the same
+                self._marked = next_seq
                 if self._active is not None:
                     self._active.sealed = True
                     self._active.close()
@@ -252,7 +237,7 @@ class MessageLog(Handle):
     def last_seq(self) -> int:
         """The number of the newest entry, 0 when the log is empty."""
         with self._mutex:
-            return self._floor - 1 if any(segment.last_seq for segment in self._segments) else 0
+            return max((segment.last_seq for segment in self._segments), default=0)
 
     @property
     def next_position(self) -> int:
@@ -263,7 +248,7 @@ class MessageLog(Handle):
     @property
     def durable_position(self) -> int | None:
         """The exclusive bound of what survives a power cut, None before the first sync."""
-        return self._sidecar.durable_position()
+        return min(self._marked, MAX_SEQ) or None
 
     # --- Open and closed
 
@@ -318,16 +303,17 @@ class MessageLog(Handle):
             self._sidecar.create_identity(self.options.content)
         found = recover(self._disk, self.path, self.options)
         self._segments, self.repairs = found.segments, found.repairs
-        marked = self._sidecar.durable_position() or 1
-        self._floor = max(found.last_seq + 1, marked)
-        if marked > found.last_seq + 1 and self._segments:
-            logger.warning("%s: numbers %d to %d were given out and are gone", self.path, found.last_seq + 1, marked - 1)
+        self._marked = self._sidecar.durable_position() or 0
+        self._floor = max(found.last_seq + 1, self._marked)
+        lost = self._marked - 1 - found.last_seq
+        if lost > 0 and self._segments:
+            logger.warning("%s: the last %d numbers given out are gone", self.path, lost)
         if found.active:
             state = self._segments[-1]
             log = self._disk.modify(self._path(state.number, LOG))
             index = self._index_file(state.number)
             capacity = max(self._capacity, found.index_used)
-            self._active = _Active(state, log, index, found.index_used, found.since_index, capacity)
+            self._active = ActiveSegment(state, log, index, found.index_used, found.since_index, capacity)
 
     def _index_file(self, number: int) -> File:
         try:
@@ -335,11 +321,14 @@ class MessageLog(Handle):
         except FileNotFoundError:
             return self._disk.create(self._path(number, INDEX))
 
-    def _begin(self, number: int) -> _Active:
+    def _begin(self, number: int) -> ActiveSegment:
         """Make the segment for ``number`` and write there from now on."""
-        for ending in (LOG, INDEX):
-            with contextlib.suppress(FileNotFoundError):
-                self._disk.remove(self._path(number, ending))  # left over: recovery found nothing in it
+        number = max(number, self._segments[-1].number + 1) if self._segments else number
+        path = self._path(number, LOG)
+        left = self._disk.stat(path)
+        if left is not None and left.size:  # not there when the log was opened: somebody else's
+            self._disk.rename(path, bad_path(self._disk, path))
+        self._remove(number)
         log = self._disk.create(self._path(number, LOG))
         try:
             index = self._disk.create(self._path(number, INDEX))
@@ -350,7 +339,7 @@ class MessageLog(Handle):
         self._new_names = True
         state = SegmentState(number, 0, 0)
         self._segments.append(state)
-        self._active = _Active(state, log, index, 0, 0, self._capacity)
+        self._active = ActiveSegment(state, log, index, 0, 0, self._capacity)
         return self._active
 
     # --- Moving on
@@ -367,7 +356,7 @@ class MessageLog(Handle):
             raise OptionsError(f"{self.path}: seq={seq}: must be above {self._floor - 1}, which was given out already")
         return seq
 
-    def _write(self, active: _Active, data: bytes, indexed: bytes, last: int, since: int) -> None:
+    def _write(self, active: ActiveSegment, data: bytes, indexed: bytes, last: int, since: int) -> None:
         """Write encoded entries, the last of them ``last``, and what follows from that."""
         state = active.state
         try:
@@ -375,39 +364,25 @@ class MessageLog(Handle):
         except BaseException as exc:
             self._undo(active, exc)
             raise
-        if indexed:
-            try:
-                active.index.write_at(active.used, indexed)
-                active.used += len(indexed)
-            except OSError as exc:  # the entry is there: a shorter index only makes reads walk further
-                logger.warning("%s: no more index entries: %s", self._path(state.number, INDEX), exc)
-                active.capacity = active.used
-        state.size += len(data)
-        state.last_seq = last
-        active.since = since
+        active.account(len(data), indexed, last, since)
         self._floor = last + 1
         if state.size > self.options.segment_bytes:
             self._roll(active)
         if self._retention == "count" and self._max_messages:
             self._drop(self._floor - self._max_messages)
 
-    def _undo(self, active: _Active, exc: BaseException) -> None:
+    def _undo(self, active: ActiveSegment, exc: BaseException) -> None:
         """After a failed write cut off what part of it is there; if even that fails, stop writing."""
         try:
             active.log.truncate(active.state.size)
         except OSError:
             self._broken = f"an earlier write failed: {exc}"
 
-    def _roll(self, active: _Active) -> None:
+    def _roll(self, active: ActiveSegment) -> None:
         """Seal a full segment and begin the next one."""
         try:
             with self._syncing:
-                active.log.sync()
-                active.index.sync()
-                active.index.truncate(active.used)
-                active.index.sync()
-                active.sealed = True
-                active.close()
+                active.seal()
             self._active = None
             if self._floor <= MAX_SEQ:
                 self._begin(self._floor)
@@ -446,22 +421,15 @@ class MessageLog(Handle):
                 payloads, index, sender, first + index, ms, self.options.max_payload_bytes, CHUNK_BYTES,
                 active.state.size, active.since, self.options.segment_bytes, active.state.number, room,
             )  # fmt: skip
-            if after == index:  # not exactly bytes, or too large: the slow way says what is wrong, or takes it
-                self._append_one(payloads[index], sender, ms, first + index)
-                index += 1
-                continue
             self._write(active, data, room[: indexed * INDEX_ENTRY.itemsize].tobytes(), first + after - 1, since)
             index = after
         return np.arange(first, first + len(payloads), dtype=np.int64)
 
-    def _append_one(self, payload: Any, sender: bytes, ms: int, number: int) -> None:
-        columns = entry_columns([payload], sender, None)
-        columns.times[0] = ms
-        self._append_columns(columns, number)
-
     def _append_columns(self, columns: EntryColumns, seq: Any) -> NDArray[np.int64]:
         self._check_writable()
         count = len(columns.offsets)
+        if count and int(columns.lengths.max()) > self.options.max_payload_bytes:
+            raise OptionsError(self._too_large(int(columns.lengths.max())))
         numbers = self._number_column(seq, count)
         index = 0
         while index < count:
@@ -472,8 +440,6 @@ class MessageLog(Handle):
                 columns.sender_lengths, numbers, columns.times, index, self.options.max_payload_bytes, CHUNK_BYTES,
                 active.state.size, active.since, self.options.segment_bytes, active.state.number, room,
             )  # fmt: skip
-            if after == index:
-                raise OptionsError(self._too_large(int(columns.lengths[index])))
             used = room[: indexed * INDEX_ENTRY.itemsize].tobytes()
             self._write(active, data, used, int(numbers[after - 1]), since)
             index = after
@@ -526,8 +492,9 @@ class MessageLog(Handle):
                 if new_names:
                     self._disk.sync_folder(self.path)
                 # Not synced itself: recovery does not need it, so one that lags behind does no harm.
-                if (self._sidecar.durable_position() or 0) < bound:
-                    self._sidecar.mark.write(self._disk.boot_id(), bound, sync=False)
+                if self._marked < bound:
+                    self._sidecar.mark.write(self._disk.boot_id(), min(bound, MAX_SEQ), sync=False)
+                    self._marked = bound
         except OSError as exc:
             self._broken = f"a sync failed, so what it was to save may be lost: {exc}"
             raise
@@ -542,7 +509,8 @@ class MessageLog(Handle):
             raise ReadOnlyError(f"{self.path}: {self._broken}")
 
     def _too_large(self, length: int) -> str:
-        return f"{self.path}: a payload of {length} bytes is larger than max_payload_bytes={self.options.max_payload_bytes}"
+        most = self.options.max_payload_bytes
+        return f"{self.path}: a payload of {length} bytes is larger than max_payload_bytes={most}"
 
     def _path(self, number: int, ending: str) -> str:
         return os.path.join(self.path, segment_name(number) + ending)
