@@ -27,6 +27,7 @@ commands = st.one_of(
     st.builds(c.Leave, channels, nids, maybe),
     st.builds(c.Delete, channels, nids),
     st.builds(c.Broadcast, channels, nids, payloads, st.just(1)),
+    st.builds(c.BroadcastMany, channels, nids, st.lists(payloads, max_size=3).map(tuple), st.just(1)),
     st.builds(c.SetAcl, channels, nids, st.sampled_from(["join", "publish", "read"]),
               st.sampled_from(["add", "remove"]), st.lists(nids, max_size=3).map(tuple)),
     st.builds(c.SetConfig, channels, nids, numbers, numbers, numbers, st.none() | st.booleans(), numbers,
@@ -70,7 +71,7 @@ def test_a_failed_decision_changes_nothing_and_the_tables_agree(asked: list[tupl
             decision = core.decide(command)
         except Refused:
             assert state(core, numbers=False) == before
-            if not isinstance(command, c.Broadcast):
+            if not isinstance(command, c.Broadcast):  # which spends its number first
                 assert state(core) == full
             continue
         if works:

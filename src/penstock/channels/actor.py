@@ -29,9 +29,9 @@ MAX_RUN: Final = 1024
 """How many messages go to disk together at the most."""
 MAX_WAITING: Final = 16_384
 """How many commands may wait for one channel."""
-RUNS = (c.Broadcast, c.Push, c.Pop)
+RUNS = (c.Broadcast, c.BroadcastMany, c.Push, c.Pop)
 IN_MEMORY = (c.GetConfig, c.GetAcl, c.Members)
-ON_THE_LOG = (c.Broadcast, c.History, c.Range, c.Push, c.Pop, c.Length, c.Clear)
+ON_THE_LOG = (c.Broadcast, c.BroadcastMany, c.History, c.Range, c.Push, c.Pop, c.Length, c.Clear)
 
 
 class CloseLog(c.Command, frozen=True):

@@ -110,6 +110,15 @@ class Channel:
         seq: int = await self._manager.submit(c.Broadcast(self.id, _nid(nid), payload, _now_ms()), source)
         return seq
 
+    async def broadcast_many(self, nid: Who, payloads: Iterable[bytes], *, source: Session | None = None) -> range:
+        """Give many messages in one go, which is by far the fastest way, and return their numbers.
+
+        They are numbered in a row and acknowledged together.  One that is too large refuses all of them.
+        """
+        command = c.BroadcastMany(self.id, _nid(nid), tuple(payloads), _now_ms())
+        numbers: range = await self._manager.submit(command, source)
+        return numbers
+
     async def history(self, nid: Who, from_seq: int = 1, limit: int = 100) -> list[c.Entry]:
         """Return stored messages from a number on, oldest first."""
         entries: list[c.Entry] = await self._manager.submit(c.History(self.id, _nid(nid), from_seq, limit))

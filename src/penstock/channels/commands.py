@@ -14,8 +14,8 @@ from penstock.channels.ids import ChannelId, Nid
 from penstock.channels.model import AclKind
 
 __all__ = [
-    "Command", "Join", "Leave", "Delete", "Broadcast", "SetAcl", "GetAcl", "SetConfig", "GetConfig", "Members",
-    "History", "Range", "Push", "Pop", "Length", "Clear", "Event", "EventKind", "Message", "Entry", "Page",
+    "Command", "Join", "Leave", "Delete", "Broadcast", "BroadcastMany", "SetAcl", "GetAcl", "SetConfig", "GetConfig",
+    "Members", "History", "Range", "Push", "Pop", "Length", "Clear", "Event", "EventKind", "Message", "Entry", "Page",
 ]  # fmt: skip
 
 EventKind = Literal["MEMBER_JOINED", "MEMBER_LEFT", "CHANNEL_DELETED", "CHANNEL_RECONFIGURED"]
@@ -52,6 +52,13 @@ class Broadcast(Command, frozen=True):
     payload: bytes
     timestamp: int
     """Unix milliseconds; the shell's clock."""
+
+
+class BroadcastMany(Command, frozen=True):
+    """Give many messages at once: numbered in a row, stored together or not at all acknowledged."""
+
+    payloads: tuple[bytes, ...]
+    timestamp: int
 
 
 class SetAcl(Command, frozen=True):

@@ -187,6 +187,7 @@ class Core:
             c.Leave: self._leave,
             c.Delete: self._delete,
             c.Broadcast: self._broadcast,
+            c.BroadcastMany: self._broadcast_many,
             c.SetAcl: self._set_acl,
             c.GetAcl: self._get_acl,
             c.SetConfig: self._set_config,
@@ -378,6 +379,27 @@ class Core:
             steps = (Append(entry, not config.message_flush_interval, config.max_persist_messages),)
             return Decision(command.channel, steps, lambda: channel.stored(seq), events=(message,), answer=seq)
         return Decision(command.channel, events=(message,), answer=seq)
+
+    def _broadcast_many(self, command: c.BroadcastMany) -> Decision:
+        channel = self._served(command)
+        rules.broadcast(channel, command)
+        for payload in command.payloads:  # all or none: no number is spent on a run that is refused
+            rules.payload_size(channel, payload)
+        first, channel.next_seq = channel.next_seq, channel.next_seq + len(command.payloads)
+        readers, config, sender = channel.readers(), channel.config, str(command.nid)
+        events = tuple(
+            c.Message(command.channel, command.nid, seq, command.timestamp, payload, readers)
+            for seq, payload in enumerate(command.payloads, first)
+        )
+        numbers = range(first, channel.next_seq)
+        if not config.persist or not numbers:
+            return Decision(command.channel, events=events, answer=numbers)
+        steps = tuple(
+            Append(c.Entry(event.seq, event.timestamp, sender, event.payload), not config.message_flush_interval,
+                   config.max_persist_messages)
+            for event in events
+        )  # fmt: skip
+        return Decision(command.channel, steps, lambda: channel.stored(numbers[-1]), events=events, answer=numbers)
 
     def _history(self, command: c.History) -> Decision:
         channel = self._served(command)

@@ -153,9 +153,12 @@ class ChannelFiles:
             log.set_retention("count" if last.keep else "fifo", last.keep)
             self._keep = last.keep
         entries = [step.entry for step in steps]
+        entry, end = entries[0], entries[-1]
         if len(entries) == 1:
-            entry = entries[0]
             log.append(entry.payload, sender=entry.sender, timestamp_ms=entry.timestamp, seq=entry.seq)
+        elif end.seq - entry.seq + 1 == len(entries) and len({(e.sender, e.timestamp) for e in entries}) == 1:
+            payloads, timestamp_ns = [entry.payload for entry in entries], entry.timestamp * 1_000_000
+            log.append_many(payloads, sender=entry.sender, timestamp_ns=timestamp_ns, seq=entry.seq)
         else:
             log.append_many(
                 [entry.payload for entry in entries],

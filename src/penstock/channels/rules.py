@@ -119,7 +119,7 @@ def payload_size(channel: View, payload: bytes) -> None:
         raise Refused("POLICY_VIOLATION", "payload size exceeds channel limit")
 
 
-def broadcast(channel: View, command: c.Broadcast) -> None:
+def broadcast(channel: View, command: c.Broadcast | c.BroadcastMany) -> None:
     """Check a BROADCAST up to the point where it takes a sequence number; the size is checked after that."""
     kind(channel, ChannelType.PUBSUB)
     member(channel, command.nid, "FORBIDDEN")

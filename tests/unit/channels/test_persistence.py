@@ -182,6 +182,21 @@ async def test_many_broadcasts_with_a_flush_timer_all_arrive(start: Any) -> None
     assert await ops.range(ANN) == (1, 200)
 
 
+async def test_many_at_once_are_numbered_in_a_row_and_stored_together(start: Any) -> None:
+    manager = await start()
+    ops = await persistent(manager, "ops", ANN, BOB, max_payload_size=10)
+    session = manager.connect(BOB)
+    runs = await asyncio.gather(*(ops.broadcast_many(ANN, [b"%d.%d" % (run, n) for n in range(5)]) for run in range(4)))
+    assert runs == [range(1, 6), range(6, 11), range(11, 16), range(16, 21)]
+    assert await ops.broadcast_many(ANN, []) == range(21, 21)
+    with refused("POLICY_VIOLATION"):
+        await ops.broadcast_many(ANN, [b"fits", b"too long for it"])
+    assert await ops.broadcast(BOB, b"next") == 21
+    expected = [b"%d.%d" % (run, n) for run in range(4) for n in range(5)] + [b"next"]
+    assert [event.payload for event in session.waiting() if isinstance(event, Message)] == expected
+    assert await payloads((await start()).channel("ops")) == expected
+
+
 async def test_the_flush_interval_can_change_while_messages_flow(start: Any) -> None:
     ops = await persistent(await start(), message_flush_interval=60_000)
     await ops.broadcast(ANN, b"one")
