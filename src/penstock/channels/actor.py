@@ -95,6 +95,9 @@ class Actor:
                 await self._work(self._next_run())
         finally:
             self._task = None
+            for _, _, future in self._waiting:  # only if the loop is being torn down
+                future.cancel()
+            self._waiting.clear()
             self._manager.drained(self)
 
     def _next_run(self) -> list[Waiting]:
@@ -114,7 +117,9 @@ class Actor:
                 return
             if self._needs_log(run[0][0]):
                 await self._open_log()
-        except Exception as exc:  # noqa: BLE001 - it belongs to whoever asked
+        except asyncio.CancelledError:
+            raise
+        except BaseException as exc:  # noqa: BLE001 - it belongs to whoever asked
             for _, _, future in run:
                 _fail(future, exc)
             return
@@ -134,11 +139,13 @@ class Actor:
         else:
             try:
                 answers = await self._manager.in_thread(self.files.carry_out, decisions)
-            except Exception as exc:  # noqa: BLE001
+            except asyncio.CancelledError:
+                raise
+            except BaseException as exc:  # noqa: BLE001
                 answers = [exc] * len(decisions)
         failed = False
         for ((_, source, future), decision), answer in zip(decided, answers, strict=True):
-            if isinstance(answer, Exception):
+            if isinstance(answer, BaseException):
                 failed = True
                 self._core.undo(decision)
                 _fail(future, answer)
@@ -184,7 +191,9 @@ class Actor:
         try:
             fifo = channel.kind is ChannelType.FIFO
             state: LogState = await self._manager.in_thread(lambda: self.files.state(fifo=fifo))
-        except Exception as exc:  # noqa: BLE001 - the next command meets it again
+        except asyncio.CancelledError:
+            raise
+        except BaseException as exc:  # noqa: BLE001 - the next command meets it again
             _log.warning("channel %s: its log cannot be looked at: %s", self.files.handler, exc)
             return
         self._core.log_opened(channel, state.last_seq, state.next_seq, state.head)
@@ -195,7 +204,7 @@ def _answer(future: asyncio.Future[Any], answer: Any) -> None:
         future.set_result(answer)
 
 
-def _fail(future: asyncio.Future[Any], error: Exception) -> None:
+def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
     if not future.done():
         future.set_exception(error)
         if isinstance(error, Refused):
