@@ -18,7 +18,7 @@ from penstock.channels import (
     channel_hash,
 )
 from penstock.disk import FaultyDisk, PosixDisk
-from penstock.errors import Refused
+from penstock.errors import ReadOnlyError, Refused
 
 ANN, BOB, EVE = "ann@localhost", "bob@localhost", "eve@localhost"
 SMALL = ManagerOptions(segment_bytes=256)
@@ -260,6 +260,24 @@ async def test_a_broadcast_that_cannot_be_stored_reaches_nobody(tmp_path: Path) 
             (3, b"three")
         ]
         assert await payloads(ops) == [b"one", b"three"]
+
+
+async def test_a_sync_that_fails_stops_that_channel_and_no_other(tmp_path: Path) -> None:
+    disk = FaultyDisk(PosixDisk())
+    async with await ChannelManager.open(tmp_path / "data", disk=disk) as manager:
+        ops, other = await persistent(manager, "ops", ANN, BOB), await persistent(manager, "other")
+        await ops.broadcast(ANN, b"one")
+        session = manager.connect(BOB)
+        disk.fail("sync", OSError(5, "Input/output error"), path=".log")
+        with pytest.raises(OSError, match="Input/output"):
+            await ops.broadcast(ANN, b"nobody knows")
+        with pytest.raises(ReadOnlyError, match="a sync failed"):
+            await ops.broadcast(ANN, b"refused")
+        assert session.waiting() == []
+        await ops.leave(BOB)  # members are not in the log
+        assert await other.broadcast(ANN, b"x") == 1
+    async with await ChannelManager.open(tmp_path / "data") as manager:
+        assert await manager.channel("ops").broadcast(ANN, b"again") > 1
 
 
 async def test_rules_that_cannot_be_saved_stay_as_they_were(start: Any, tmp_path: Path) -> None:
