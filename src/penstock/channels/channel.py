@@ -25,6 +25,18 @@ class Channel:
     A method that changes a persistent channel returns when the change survives a power cut.  A broadcast or a push
     does so with ``message_flush_interval`` 0; otherwise it survives the death of the process at once and a power cut
     after that many milliseconds.
+
+    >>> import asyncio, tempfile
+    >>> from penstock.channels import ChannelManager
+    >>> async def demo(folder):
+    ...     async with await ChannelManager.open(folder) as manager:
+    ...         ops = manager.channel("ops")
+    ...         await ops.join("bob@localhost")
+    ...         await ops.join("ann@localhost")
+    ...         return [str(nid) for nid in await ops.members("ann@localhost")]
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     asyncio.run(demo(folder))
+    ['ann@localhost', 'bob@localhost']
     """
 
     def __init__(self, manager: ChannelManager, name: ChannelId) -> None:

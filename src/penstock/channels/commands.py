@@ -22,7 +22,11 @@ EventKind = Literal["MEMBER_JOINED", "MEMBER_LEFT", "CHANNEL_DELETED", "CHANNEL_
 
 
 class Command(msgspec.Struct, frozen=True):
-    """The base of all commands: the channel, and who asks."""
+    """The base of all commands: the channel, and who asks.
+
+    >>> str(Pop(ChannelId("jobs", "localhost"), Nid("ann", "localhost")).channel)
+    '!jobs@localhost'
+    """
 
     channel: ChannelId
     nid: Nid
@@ -130,7 +134,11 @@ class Clear(Command, frozen=True):
 
 
 class Event(msgspec.Struct, frozen=True):
-    """Something happened to a channel; ``recipients`` are to hear of it."""
+    """Something happened to a channel; ``recipients`` are to hear of it.
+
+    >>> Event("CHANNEL_DELETED", ChannelId("jobs", "localhost"), None, None, ()).kind
+    'CHANNEL_DELETED'
+    """
 
     kind: EventKind
     channel: ChannelId
@@ -140,7 +148,11 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class Message(msgspec.Struct, frozen=True):
-    """A broadcast on its way to those who may read it."""
+    """A broadcast on its way to those who may read it.
+
+    >>> Message(ChannelId("ops", "localhost"), Nid("ann", "localhost"), 7, 1767225600000, b"hi!").seq
+    7
+    """
 
     channel: ChannelId
     sender: Nid

@@ -87,7 +87,11 @@ def nothing() -> None:
 
 
 class Decision(msgspec.Struct):
-    """What is to be done for one command: steps for the disk, then a change in memory, then what members hear."""
+    """What is to be done for one command: steps for the disk, then a change in memory, then what members hear.
+
+    >>> Decision(ChannelId("ops", "localhost"), (Flush(),)).steps
+    (Flush(),)
+    """
 
     channel: ChannelId
     steps: tuple[Step, ...] = ()

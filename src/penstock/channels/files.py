@@ -41,7 +41,17 @@ class LogState(msgspec.Struct, frozen=True):
 
 
 class ChannelFiles:
-    """The folder of one channel: metadata through the store, its log, and the cursor of a queue."""
+    """The folder of one channel: metadata through the store, its log, and the cursor of a queue.
+
+    >>> from penstock.channels.store import FileChannelStore
+    >>> from penstock.disk import MemoryDisk
+    >>> disk = MemoryDisk()
+    >>> disk.make_folder("data")
+    >>> files = ChannelFiles("ops", FileChannelStore("data", disk), disk, "data", MessageLogOptions(sync="none"))
+    >>> files.open(fifo=False, flush_interval=0)
+    LogState(last_seq=0, next_seq=1, head=None)
+    >>> files.close()
+    """
 
     def __init__(self, handler: str, store: ChannelStore, disk: Disk, root: str, options: MessageLogOptions) -> None:
         self.handler, self.hash = handler, channel_hash(handler)

@@ -23,6 +23,17 @@ class Session:
 
     One that reads too slowly ends with Backpressure instead of growing without end; what it had taken before is still
     handed out first.
+
+    >>> import tempfile
+    >>> from penstock.channels import ChannelManager
+    >>> async def demo(folder):
+    ...     async with await ChannelManager.open(folder) as manager:
+    ...         session = manager.connect("ann@localhost")
+    ...         await manager.channel("ops").join("ann@localhost")
+    ...         return [event.kind for event in session.waiting()]
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     asyncio.run(demo(folder))
+    ['MEMBER_JOINED']
     """
 
     def __init__(
