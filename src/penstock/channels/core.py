@@ -368,6 +368,7 @@ class Core:
     # --- Messages
 
     def _broadcast(self, command: c.Broadcast) -> Decision:
+        rules.payload_given(command.payload)
         channel = self._served(command)
         rules.broadcast(channel, command)
         seq, channel.next_seq = channel.next_seq, channel.next_seq + 1
@@ -381,6 +382,8 @@ class Core:
         return Decision(command.channel, events=(message,), answer=seq)
 
     def _broadcast_many(self, command: c.BroadcastMany) -> Decision:
+        for payload in command.payloads:
+            rules.payload_given(payload)
         channel = self._served(command)
         rules.broadcast(channel, command)
         for payload in command.payloads:  # all or none: no number is spent on a run that is refused
@@ -415,6 +418,7 @@ class Core:
     # --- Queues
 
     def _push(self, command: c.Push) -> Decision:
+        rules.payload_given(command.payload)
         channel = self._served(command)
         rules.push(channel, command)
         seq, channel.next_seq = channel.next_seq, channel.next_seq + 1

@@ -115,9 +115,11 @@ class ChannelFiles:
             answers: list[Any] = [decision.answer for decision in decisions]
         elif isinstance(first, d.Take):
             answers = self._take(first.seq, len(decisions))
+            taken = sum(not isinstance(answer, Exception) for answer in answers)
+            decisions = decisions[:taken]  # what was not handed out must not be evicted
         else:
             answers = [self._all_of(decision) for decision in decisions]
-        for step in decisions[-1].after:
+        for step in decisions[-1].after if decisions else ():
             try:
                 self._step(step)
             except OSError as exc:

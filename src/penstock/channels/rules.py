@@ -113,6 +113,12 @@ def may_read(channel: View, nid: Nid) -> None:
         raise Refused("NOT_ALLOWED")
 
 
+def payload_given(payload: bytes) -> None:
+    """Refuse an empty payload: the protocol cannot carry one, so no member could be given it."""
+    if not payload:
+        raise Refused("BAD_REQUEST", "length field must be non-zero")
+
+
 def payload_size(channel: View, payload: bytes) -> None:
     """Refuse a payload over the channel's limit."""
     if len(payload) > channel.config.max_payload_size:

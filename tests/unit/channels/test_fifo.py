@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 
-from penstock.channels import ChannelManager, ChannelType, Event, FailingChannelStore, FileChannelStore, channel_hash
+from penstock.channels import (
+    ChannelManager,
+    ChannelType,
+    Event,
+    FailingChannelStore,
+    FileChannelStore,
+    ManagerOptions,
+    channel_hash,
+)
 from penstock.disk import FaultyDisk, PosixDisk
 from penstock.errors import CorruptionError, Refused
 from penstock.metrics import REGISTRY
@@ -305,6 +313,26 @@ async def test_a_gap_at_the_head_moves_no_cursor(start: Any, tmp_path: Path) -> 
     assert await jobs.length(ANN) == 2
     await jobs.clear(ANN)
     assert await jobs.length(ANN) == 0
+
+
+async def test_a_gap_behind_the_head_hands_out_what_is_before_it_and_drops_nothing_behind(
+    start: Any, tmp_path: Path
+) -> None:
+    options = ManagerOptions(segment_bytes=60)  # two elements a segment
+    jobs = await queue(await start(options))
+    for number in range(1, 9):
+        await jobs.push(ANN, b"element %d" % number)
+    await (await start(options)).close()
+    folder = tmp_path / "data" / channel_hash("jobs")
+    segments = sorted(folder.glob("*.log"))
+    segments[1].unlink()  # elements 3 and 4 are gone
+    jobs = (await start(options)).channel("jobs")
+    asked = await asyncio.gather(*(jobs.pop(ANN) for _ in range(6)), return_exceptions=True)
+    assert [getattr(answer, "payload", None) for answer in asked[:2]] == [b"element 1", b"element 2"]
+    assert all("gap at the head cursor" in str(answer) for answer in asked[2:])
+    assert segments[2].exists()
+    with refused("CURSOR_RECOVERY_REQUIRED"):  # the log now begins behind the cursor: the owner has to decide
+        await jobs.length(ANN)
 
 
 async def test_queue_operations_are_counted_by_their_result(start: Any) -> None:

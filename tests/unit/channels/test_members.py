@@ -201,6 +201,15 @@ async def test_a_message_too_large_spends_a_number(start: Any) -> None:
         await ops.broadcast(EVE, b"x")
 
 
+async def test_an_empty_message_is_refused_because_no_frame_can_carry_it(start: Any) -> None:
+    manager = await start()
+    ops = await team(manager, ANN)
+    for ask in (ops.broadcast(ANN, b""), ops.broadcast_many(ANN, [b"x", b""])):
+        with refused("BAD_REQUEST", "length field must be non-zero"):
+            await ask
+    assert await ops.broadcast(ANN, b"x") == 1
+
+
 async def test_members_and_channels_come_in_pages(start: Any) -> None:
     manager = await start()
     names = [f"user{number}@localhost" for number in range(5)]
