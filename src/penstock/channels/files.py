@@ -83,7 +83,8 @@ class ChannelFiles:
         head = None
         if fifo:
             try:
-                head = load_cursor(self._disk, self.folder, log.first_seq, log.last_seq)
+                last_seq = log.last_seq or log.next_position - 1  # an emptied log still knows its next number
+                head = load_cursor(self._disk, self.folder, log.first_seq, last_seq)
             except CorruptionError as exc:
                 _log.warning("the queue %s needs to be cleared: %s", self.handler, exc)
         return LogState(log.last_seq, log.next_position, head)
@@ -149,7 +150,9 @@ class ChannelFiles:
                 log = self._need_log()
                 return (log.first_seq, log.last_seq) if log.last_seq else (0, 0)
             case d.Evict(below):
-                self._need_log().drop_before(below)
+                # The segment of the last entry stays: without it a restart could not tell how far the numbers went.
+                log = self._need_log()
+                log.drop_before(min(below, log.last_seq))
             case d.Reopen():
                 self._reopen(step)
             case _:

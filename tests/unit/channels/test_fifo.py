@@ -335,6 +335,24 @@ async def test_a_gap_behind_the_head_hands_out_what_is_before_it_and_drops_nothi
         await jobs.length(ANN)
 
 
+@pytest.mark.parametrize("elements", [1, 2, 3])
+async def test_a_queue_emptied_just_after_a_segment_was_full_goes_on(start: Any, tmp_path: Path, elements: int) -> None:
+    """The last entry is in a full segment and the next one is empty: evicting the full one would lose the number."""
+    options = ManagerOptions(segment_bytes=1)  # every element fills its segment
+    jobs = await queue(await start(options))
+    for _ in range(elements):
+        await jobs.push(ANN, b"x")
+    for _ in range(elements):
+        await jobs.pop(ANN)
+    await (await start(options)).close()
+    for sidecar in (tmp_path / "data" / channel_hash("jobs")).glob("penstock-*"):
+        sidecar.unlink()  # what the files of the original say must be enough
+    jobs = (await start(options)).channel("jobs")
+    assert await jobs.length(ANN) == 0
+    await jobs.push(ANN, b"next")
+    assert (await jobs.pop(ANN)).seq == elements + 1
+
+
 async def test_queue_operations_are_counted_by_their_result(start: Any) -> None:
     pops = REGISTRY.counter("fifo_pops", "pops on queues", labels=("result",))
     before = pops.value(result="success"), pops.value(result="queue_empty")
