@@ -34,7 +34,7 @@ OPTIONS = ManagerOptions(
         max_persist_messages=1 << 20,
         max_history_limit=1 << 20,
     ),
-    segment_bytes=2048,
+    segment_bytes=512,
 )
 
 
