@@ -5,6 +5,7 @@
     ├── UnsupportedError               a format, version or feature this release does not read, by name
     ├── CorruptionError                stop: the bytes on disk are not what was written
     ├── ProtocolError                  drop the peer: it broke the wire format
+    ├── Refused                        the rules of a channel say no: ask for something else
     ├── ConflictError                  someone was first: read again and decide
     │   ├── AlreadyExists
     │   └── RevisionMismatch
@@ -30,6 +31,7 @@ __all__ = [
     "UnsupportedError",
     "CorruptionError",
     "ProtocolError",
+    "Refused",
     "ConflictError",
     "AlreadyExists",
     "RevisionMismatch",
@@ -98,6 +100,21 @@ class ProtocolError(PenstockError):
 
     def __str__(self) -> str:
         return f"{self.peer} in {self.packet}: {self.reason}"
+
+
+class Refused(PenstockError):
+    """The rules of a channel say no; ``reason`` is the word the channel protocol has for it.
+
+    >>> str(Refused("FORBIDDEN", "persistence requires auth")), str(Refused("QUEUE_EMPTY"))
+    ('FORBIDDEN: persistence requires auth', 'QUEUE_EMPTY')
+    """
+
+    def __init__(self, reason: str, detail: str | None = None) -> None:
+        super().__init__(reason, detail)
+        self.reason, self.detail = reason, detail
+
+    def __str__(self) -> str:
+        return self.reason if self.detail is None else f"{self.reason}: {self.detail}"
 
 
 class ConflictError(PenstockError):

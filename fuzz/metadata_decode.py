@@ -1,0 +1,116 @@
+"""Throw damaged metadata at the decoder: it must answer with a channel or with CorruptionError, fast and small.
+
+Inputs are made by mutating valid files: flipped, inserted and removed bytes, cut tails, huge lengths, spliced
+files.  What decodes must encode, and decode to the same again.  Memory must not grow with the number of inputs.
+
+    python fuzz/metadata_decode.py [--inputs N] [--seed N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import resource
+import sys
+import time
+
+from penstock.channels.ids import Nid
+from penstock.channels.model import Acl, Allow, ChannelType, PersistedChannel, StoredConfig
+from penstock.channels.postcard import decode, encode
+from penstock.errors import CorruptionError
+
+SEEDS = [
+    PersistedChannel("ch"),
+    PersistedChannel(
+        "ops/east",
+        Nid("zoe", "localhost"),
+        StoredConfig(100, 65_536, 1000, True, 250),
+        Acl(join=Allow({"localhost": frozenset({"zoe", "ann"})}), read=Allow({"example.com": frozenset()})),
+        (Nid("ann", "localhost"), Nid("zoe", "localhost")),
+    ),
+    PersistedChannel(
+        "jobs/" + "x" * 150,
+        None,
+        StoredConfig(None, 1 << 31, 0, False, None),
+        Acl(publish=Allow({f"d{number}.org": frozenset({f"u{number}"}) for number in range(5)})),
+        tuple(Nid(f"user{number}", "10.0.0.1:80") for number in range(20)),
+        ChannelType.FIFO,
+    ),
+    PersistedChannel("é日", Nid("日本", "x.io"), members=(Nid("", "x.io"), Nid("é", "x.io"))),
+]
+HUGE = [b"\xff\xff\xff\xff\x0f", b"\xff" * 9 + b"\x01", b"\x80\x00", b"\xff" * 12, b"\x02", b"\x00", b"\x7f", b"\x80"]
+MAX_GROWTH_KIB = 200 << 10
+
+
+def mutate(rng: random.Random, corpus: list[bytes]) -> bytes:
+    """Return one input."""
+    data = bytearray(rng.choice(corpus))
+    for _ in range(rng.choice((1, 1, 1, 2, 3, 8))):
+        at = rng.randrange(len(data) + 1)
+        kind = rng.randrange(7)
+        if kind == 0 and data:
+            data[at % len(data)] ^= 1 << rng.randrange(8)
+        elif kind == 1 and data:
+            data[at % len(data)] = rng.randrange(256)
+        elif kind == 2:
+            data[at:at] = rng.choice(HUGE)
+        elif kind == 3:
+            del data[at : at + rng.randrange(1, 9)]
+        elif kind == 4:
+            del data[at:]
+        elif kind == 5:
+            data[at:at] = rng.randbytes(rng.randrange(1, 9))
+        else:
+            other = rng.choice(corpus)
+            data[at:] = other[rng.randrange(len(other)) :]
+    return bytes(data)
+
+
+def attempt(data: bytes) -> bool:
+    """Return whether ``data`` decodes; AssertionError if it does so wrongly."""
+    try:
+        channel = decode(data)
+    except CorruptionError as exc:
+        where = exc.byte
+    else:
+        assert decode(encode(channel)) == channel
+        return True
+    assert 0 <= where <= len(data)
+    return False
+
+
+def main() -> None:
+    """Run until the inputs are used up, or say which one did harm."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--inputs", type=int, default=200_000)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    rng = random.Random(options.seed)
+    corpus = [encode(channel) for channel in SEEDS]
+    good = bad = 0
+    slowest = 0.0
+    before = 0
+    started = time.perf_counter()
+    for number in range(options.inputs):
+        data = mutate(rng, corpus)
+        begun = time.perf_counter()
+        try:
+            found = attempt(data)
+        except BaseException:
+            print(f"input {number} of seed {options.seed} did harm: {data.hex()}", file=sys.stderr)
+            raise
+        good, bad = good + found, bad + (not found)
+        slowest = max(slowest, time.perf_counter() - begun)
+        if number == min(100_000, options.inputs // 2):  # the caches are full by now
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    growth = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    seconds = time.perf_counter() - started
+    print(
+        f"{options.inputs} inputs in {seconds:.1f} s: {good} decoded, {bad} refused, "
+        f"slowest {slowest * 1000:.2f} ms, {growth} KiB more memory"
+    )
+    assert growth < MAX_GROWTH_KIB, f"memory grew by {growth} KiB"
+
+
+if __name__ == "__main__":
+    main()

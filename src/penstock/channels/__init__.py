@@ -1,0 +1,53 @@
+"""Floor 7: channels with members, rules and history that survive.
+
+>>> import asyncio, tempfile
+>>> async def demo(folder):
+...     async with await ChannelManager.open(folder) as manager:
+...         jobs = manager.channel("jobs")
+...         await jobs.join("ann@localhost")
+...         await jobs.configure("ann@localhost", persist=True, type="fifo")
+...         await jobs.push("ann@localhost", b"mend pump 7")
+...         return (await jobs.pop("ann@localhost")).payload
+>>> with tempfile.TemporaryDirectory() as folder:
+...     asyncio.run(demo(folder))
+b'mend pump 7'
+"""
+
+from penstock.channels.channel import Channel
+from penstock.channels.commands import Entry, Event, Message, Page
+from penstock.channels.ids import ChannelId, Nid
+from penstock.channels.manager import ChannelManager, ManagerOptions
+from penstock.channels.model import Acl, Allow, ChannelType, Config, Limits, PersistedChannel, StoredConfig
+from penstock.channels.session import Session
+from penstock.channels.store import (
+    ChannelStore,
+    FailingChannelStore,
+    FileChannelStore,
+    MemoryChannelStore,
+    channel_hash,
+)
+
+__all__ = [
+    "ChannelManager",
+    "ManagerOptions",
+    "Channel",
+    "Session",
+    "Entry",
+    "Event",
+    "Message",
+    "Page",
+    "Nid",
+    "ChannelId",
+    "Limits",
+    "Config",
+    "ChannelType",
+    "Acl",
+    "Allow",
+    "PersistedChannel",
+    "StoredConfig",
+    "ChannelStore",
+    "FileChannelStore",
+    "MemoryChannelStore",
+    "FailingChannelStore",
+    "channel_hash",
+]

@@ -1,0 +1,211 @@
+"""One channel's place in the manager: its commands, one after another, each through decide, disk, apply.
+
+Commands of one channel wait in one queue.  Those that need no disk are answered at once when nothing is before them.
+Runs of broadcasts, of pushes and of pops go to disk together: one write, one sync, many answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.channels import commands as c
+from penstock.channels.core import Channel, Core
+from penstock.channels.decisions import Decision
+from penstock.channels.files import ChannelFiles, LogState
+from penstock.channels.model import ChannelType
+from penstock.errors import Backpressure, Refused
+
+if TYPE_CHECKING:
+    from penstock.channels.manager import ChannelManager
+
+__all__ = ["Actor"]
+
+_log = logging.getLogger(__name__)
+
+MAX_RUN: Final = 1024
+"""How many messages go to disk together at the most."""
+MAX_WAITING: Final = 16_384
+"""How many commands may wait for one channel."""
+RUNS = (c.Broadcast, c.BroadcastMany, c.Push, c.Pop)
+IN_MEMORY = (c.GetConfig, c.GetAcl, c.Members)
+ON_THE_LOG = (c.Broadcast, c.BroadcastMany, c.History, c.Range, c.Push, c.Pop, c.Length, c.Clear)
+
+
+class CloseLog(c.Command, frozen=True):
+    """Let go of the log until it is needed again; the manager's own command."""
+
+
+Waiting = tuple[c.Command, object, "asyncio.Future[Any]"]
+
+
+class Actor:
+    """The queue of one handler.  Lives on the event loop; only ``files`` is touched by other threads."""
+
+    def __init__(self, manager: ChannelManager, core: Core, files: ChannelFiles) -> None:
+        self._manager, self._core, self.files = manager, core, files
+        self._waiting: deque[Waiting] = deque()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is under way."""
+        return self._task is None
+
+    def channel(self) -> Channel | None:
+        """Return the live channel, if there is one."""
+        return self._core.channels.get(self.files.handler)
+
+    async def submit(self, command: c.Command, source: object = None) -> Any:
+        """Do what a command says and return its answer; ``source`` is the connection that asks."""
+        if self._task is None and self._in_memory(command):
+            decision = self._core.decide(command)
+            if not decision.steps:
+                self._core.apply(decision)
+                self._manager.deliver(decision.events, source)
+                return decision.answer
+            self._core.undo(decision)  # it needs the disk after all: it is decided again when its turn comes
+        if len(self._waiting) >= MAX_WAITING:
+            raise Backpressure(f"channel {self.files.handler}: {len(self._waiting)} commands wait")
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting.append((command, source, future))
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._drain())
+        return await future
+
+    def _in_memory(self, command: c.Command) -> bool:
+        """Whether a command may be decided right away: deciding a broadcast spends a number, so it is not tried."""
+        channel = self.channel()
+        if channel is None or not channel.config.persist:
+            return not isinstance(command, CloseLog)
+        return isinstance(command, IN_MEMORY)
+
+    async def settle(self) -> None:
+        """Return when everything asked so far is done."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    # --- The queue
+
+    async def _drain(self) -> None:
+        try:
+            while self._waiting:
+                await self._work(self._next_run())
+        finally:
+            self._task = None
+            for _, _, future in self._waiting:  # only if the loop is being torn down
+                future.cancel()
+            self._waiting.clear()
+            self._manager.drained(self)
+
+    def _next_run(self) -> list[Waiting]:
+        """Take the next command, with those behind it that go to disk together with it."""
+        run = [self._waiting.popleft()]
+        kind = type(run[0][0])
+        if kind in RUNS:
+            while self._waiting and type(self._waiting[0][0]) is kind and len(run) < MAX_RUN:
+                run.append(self._waiting.popleft())
+        return run
+
+    async def _work(self, run: list[Waiting]) -> None:
+        try:
+            if isinstance(run[0][0], CloseLog):
+                await self._manager.in_thread(self.files.close)
+                _answer(run[0][2], None)
+                return
+            if self._needs_log(run[0][0]):
+                await self._open_log()
+        except asyncio.CancelledError:
+            raise
+        except BaseException as exc:  # noqa: BLE001 - it belongs to whoever asked
+            for _, _, future in run:
+                _fail(future, exc)
+            return
+        decided: list[tuple[Waiting, Decision]] = []
+        for waiting in run:
+            try:
+                decided.append((waiting, self._core.decide(waiting[0])))
+            except Exception as exc:  # noqa: BLE001
+                _fail(waiting[2], exc)
+        if decided:
+            await self._carry_out(decided)
+
+    async def _carry_out(self, decided: list[tuple[Waiting, Decision]]) -> None:
+        decisions = [decision for _, decision in decided]
+        if not any(decision.steps for decision in decisions):
+            answers: list[Any] = [decision.answer for decision in decisions]
+        else:
+            try:
+                answers = await self._manager.in_thread(self.files.carry_out, decisions)
+            except asyncio.CancelledError:
+                raise
+            except BaseException as exc:  # noqa: BLE001
+                answers = [exc] * len(decisions)
+        failed = False
+        for ((_, source, future), decision), answer in zip(decided, answers, strict=True):
+            if isinstance(answer, BaseException):
+                failed = True
+                self._core.undo(decision)
+                _fail(future, answer)
+            else:
+                self._core.apply(decision)
+                self._manager.deliver(decision.events, source)
+                _answer(future, answer)
+        if failed:
+            await self._look_again()
+
+    # --- The log
+
+    def _needs_log(self, command: c.Command) -> bool:
+        """Whether a command can only be decided once it is known how far the log goes."""
+        if isinstance(command, CloseLog):
+            return True
+        if self.files.is_open:
+            return False
+        channel = self.channel()
+        if channel is None or not channel.config.persist:
+            return False
+        if isinstance(command, c.SetConfig):
+            return command.type is not None or command.message_flush_interval is not None
+        return isinstance(command, ON_THE_LOG)
+
+    async def _open_log(self) -> None:
+        channel = self.channel()
+        if channel is None:
+            return
+        state: LogState = await self._manager.in_thread(
+            lambda: self.files.open(
+                fifo=channel.kind is ChannelType.FIFO, flush_interval=channel.config.message_flush_interval
+            )
+        )
+        self._core.log_opened(channel, state.last_seq, state.next_seq, state.head)
+        self._manager.log_opened(self)
+
+    async def _look_again(self) -> None:
+        """After a failure on disk: see how far the log really goes."""
+        channel = self.channel()
+        if channel is None or not self.files.is_open:
+            return
+        try:
+            fifo = channel.kind is ChannelType.FIFO
+            state: LogState = await self._manager.in_thread(lambda: self.files.state(fifo=fifo))
+        except asyncio.CancelledError:
+            raise
+        except BaseException as exc:  # noqa: BLE001 - the next command meets it again
+            _log.warning("channel %s: its log cannot be looked at: %s", self.files.handler, exc)
+            return
+        self._core.log_opened(channel, state.last_seq, state.next_seq, state.head)
+
+
+def _answer(future: asyncio.Future[Any], answer: Any) -> None:
+    if not future.done():  # whoever asked may have gone
+        future.set_result(answer)
+
+
+def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
+    if not future.done():
+        future.set_exception(error)
+        if isinstance(error, Refused):
+            future.exception()  # a refusal nobody waits for any more is no news

@@ -1,0 +1,496 @@
+"""The deciding part of channels: commands in, decisions out.  No file, socket, thread, clock or task in it.
+
+    decision = core.decide(command)      raises Refused, or says which steps the disk must take
+    … the shell takes the steps …
+    core.apply(decision)                 only if all of them worked: memory follows the disk
+    core.undo(decision)                  otherwise: as if nothing had been asked
+
+Invariants:
+
+1. Nothing another command could see changes before ``apply``, except numbers that are spent by being given out:
+   the sequence number of a broadcast, the place in a queue of a push or a pop that is under way, and the slot that
+   a join reserves.  ``undo`` gives back all but the sequence number of a broadcast.
+2. The shell works on one channel in order: decide, steps, apply, then the next command.  Only runs of
+   broadcasts, of pushes and of pops may be decided together; they are then applied together.
+3. Different channels may be in flight at the same time.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable
+from typing import Any
+
+from penstock.channels import commands as c
+from penstock.channels import rules
+from penstock.channels.decisions import (
+    Append,
+    Decision,
+    Evict,
+    Flush,
+    ReadLog,
+    ReadRange,
+    Remove,
+    Reopen,
+    Save,
+    Step,
+    Take,
+    WriteCursor,
+)
+from penstock.channels.ids import ChannelId, Nid
+from penstock.channels.model import Acl, ChannelType, Config, Limits, PersistedChannel
+from penstock.errors import OptionsError, Refused
+
+__all__ = ["Core", "Channel", "Memberships", "shard_of"]
+
+
+class Memberships:
+    """Who is in which channels, over all shards, and how many channels there are.
+
+    >>> slots = Memberships()
+    >>> slots.take(Nid("ann", "x.io"), "jobs"); slots.of(Nid("ann", "x.io"))
+    ['jobs']
+    """
+
+    def __init__(self) -> None:
+        self._handlers: dict[Nid, set[str]] = {}
+        self.channels = 0
+
+    def of(self, nid: Nid) -> list[str]:
+        """Return the handlers of the channels ``nid`` is in, sorted."""
+        return sorted(self._handlers.get(nid, ()))
+
+    def count(self, nid: Nid) -> int:
+        """Return how many channels ``nid`` is in."""
+        return len(self._handlers.get(nid, ()))
+
+    def take(self, nid: Nid, handler: str) -> None:
+        """Note a membership."""
+        self._handlers.setdefault(nid, set()).add(handler)
+
+    def release(self, nid: Nid, handler: str) -> None:
+        """Forget a membership."""
+        handlers = self._handlers.get(nid)
+        if handlers is not None:
+            handlers.discard(handler)
+            if not handlers:
+                del self._handlers[nid]
+
+
+class Channel:
+    """A live channel.
+
+    ``next_seq`` is the number the next message gets, ``last_seq`` the last one in the log (0: none), and ``head``
+    the queue's cursor, None while it is unusable.
+
+    >>> channel = Channel("jobs", Config(10, 100, 1000))
+    >>> channel.size, channel.depth
+    (0, 0)
+    """
+
+    def __init__(self, handler: str, config: Config) -> None:
+        self.handler = handler
+        self.config = config
+        self.owner: Nid | None = None
+        self.acl = Acl()
+        self.kind = ChannelType.PUBSUB
+        self.next_seq = 1
+        self.last_seq = 0
+        self.head: int | None = 1
+        self._set: set[Nid] = set()
+        self._members: tuple[Nid, ...] = ()
+        self._readers: tuple[Nid, ...] | None = None
+
+    @classmethod
+    def restored(cls, saved: PersistedChannel, limits: Limits) -> Channel:
+        """Return the channel a file describes; members sorted and each once, however they were written."""
+        channel = cls(saved.handler, Config.of_stored(saved.config, limits))
+        channel.owner, channel.kind = saved.owner, saved.channel_type
+        channel.set_members(tuple(sorted(set(saved.members))))
+        channel.set_acl(saved.acl)
+        return channel
+
+    @property
+    def members(self) -> tuple[Nid, ...]:
+        """The members in NID order."""
+        return self._members
+
+    @property
+    def size(self) -> int:
+        """How many members there are."""
+        return len(self._set)
+
+    @property
+    def depth(self) -> int:
+        """How many elements wait in the queue."""
+        return 0 if self.head is None else max(0, self.next_seq - self.head)
+
+    def has(self, nid: Nid) -> bool:
+        """Say whether ``nid`` is a member."""
+        return nid in self._set
+
+    def set_members(self, members: tuple[Nid, ...]) -> None:
+        """Replace the members."""
+        self._members, self._set, self._readers = members, set(members), None
+
+    def set_acl(self, acl: Acl) -> None:
+        """Replace the lists; who receives follows at once."""
+        self.acl, self._readers = acl, None
+
+    def stored(self, seq: int) -> None:
+        """Note that the log has this message now."""
+        self.last_seq = seq
+
+    def readers(self) -> tuple[Nid, ...]:
+        """Return the members that may read."""
+        if self._readers is None:
+            self._readers = tuple(nid for nid in self._members if self.acl.read.allows(nid))
+        return self._readers
+
+    def snapshot(self, **changes: Any) -> PersistedChannel:
+        """Return what is kept on disk, with these fields as they are going to be."""
+        config = changes.pop("config", self.config)
+        fields: dict[str, Any] = {
+            "owner": self.owner,
+            "acl": self.acl,
+            "members": self._members,
+            "channel_type": self.kind,
+        } | changes
+        return PersistedChannel(self.handler, config=config.stored(), **fields)
+
+
+class Core:
+    """The channels of one shard.
+
+    >>> core = Core("localhost", Limits())
+    >>> ann, jobs = Nid("ann", "localhost"), ChannelId("jobs", "localhost")
+    >>> decision = core.decide(c.Join(jobs, ann))
+    >>> core.channels
+    {}
+    >>> core.apply(decision); core.channels["jobs"].owner
+    Nid(username='ann', domain='localhost')
+    """
+
+    def __init__(
+        self,
+        domain: str,
+        limits: Limits,
+        memberships: Memberships | None = None,
+        *,
+        authenticated: bool = True,
+    ) -> None:
+        self.domain, self.limits, self.authenticated = domain, limits, authenticated
+        self.memberships = memberships or Memberships()
+        self.channels: dict[str, Channel] = {}
+        self._deciders: dict[type[c.Command], Callable[[Any], Decision]] = {
+            c.Join: self._join,
+            c.Leave: self._leave,
+            c.Delete: self._delete,
+            c.Broadcast: self._broadcast,
+            c.BroadcastMany: self._broadcast_many,
+            c.SetAcl: self._set_acl,
+            c.GetAcl: self._get_acl,
+            c.SetConfig: self._set_config,
+            c.GetConfig: self._get_config,
+            c.Members: self._members,
+            c.History: self._history,
+            c.Range: self._range,
+            c.Push: self._push,
+            c.Pop: self._pop,
+            c.Length: self._length,
+            c.Clear: self._clear,
+        }
+
+    def decide(self, command: c.Command) -> Decision:
+        """Return what is to be done; Refused if the rules say no."""
+        decider = self._deciders.get(type(command))
+        if decider is None:
+            raise OptionsError(f"{type(command).__name__} is no command for a channel")
+        return decider(command)
+
+    def apply(self, decision: Decision) -> None:
+        """Let memory follow the disk."""
+        decision.apply()
+
+    def undo(self, decision: Decision) -> None:
+        """Forget a decision whose steps failed."""
+        decision.undo()
+
+    def restore(self, saved: PersistedChannel) -> Channel:
+        """Put a channel from disk into place; no limit applies to what was there before."""
+        channel = Channel.restored(saved, self.limits)
+        self._insert(channel)
+        for nid in channel.members:
+            self.memberships.take(nid, channel.handler)
+        return channel
+
+    def log_opened(self, channel: Channel, last_seq: int, next_seq: int, head: int | None) -> None:
+        """Learn how far the log of a channel goes, and where the cursor of a queue is (None: unusable).
+
+        Also called after a failed append, which may have brought some of its entries into the log.
+        """
+        channel.last_seq = last_seq
+        if channel.kind is ChannelType.FIFO:
+            channel.next_seq, channel.head = next_seq, head
+        else:
+            channel.next_seq = max(channel.next_seq, next_seq)
+
+    # --- Members
+
+    def _join(self, command: c.Join) -> Decision:
+        rules.served(command.channel, self.domain)
+        handler = command.channel.handler
+        channel = self.channels.get(handler)
+        if channel is None:
+            rules.may_create(self.memberships.channels, self.limits)
+        target = command.on_behalf or command.nid
+        rules.join(channel, command, self.memberships.count(target), self.limits)
+        created = channel is None
+        if channel is None:
+            channel = Channel(handler, Config.of_limits(self.limits))
+            self.memberships.channels += 1
+        self.memberships.take(target, handler)
+        members = list(channel.members)
+        insort(members, target)
+        after, owner, live = tuple(members), channel.owner or target, channel
+
+        def apply() -> None:
+            if created:
+                self.memberships.channels -= 1  # _insert counts it
+                self._insert(live)
+            live.owner = owner
+            live.set_members(after)
+
+        def undo() -> None:
+            self.memberships.release(target, handler)
+            if created:
+                self.memberships.channels -= 1
+
+        event = c.Event("MEMBER_JOINED", command.channel, target, created, after)
+        steps = (Save(channel.snapshot(owner=owner, members=after)),) if channel.config.persist else ()
+        return Decision(command.channel, steps, apply, undo, (event,))
+
+    def _leave(self, command: c.Leave) -> Decision:
+        channel = self._served(command)
+        rules.leave(channel, command)
+        target = command.on_behalf or command.nid
+        was_owner = channel.owner == target
+        if was_owner and channel.kind is ChannelType.FIFO:
+            return self._ending(command.channel, channel, "CHANNEL_DELETED")
+        left = c.Event("MEMBER_LEFT", command.channel, target, was_owner, channel.members)
+        if channel.size == 1:
+            return self._ending(command.channel, channel, left)
+        after = tuple(nid for nid in channel.members if nid != target)
+        owner = after[0] if was_owner else channel.owner
+        events = [left]
+        if was_owner:
+            events.append(c.Event("MEMBER_JOINED", command.channel, owner, True, after))
+
+        def apply() -> None:
+            self.memberships.release(target, channel.handler)
+            channel.owner = owner
+            channel.set_members(after)
+
+        steps = (Save(channel.snapshot(owner=owner, members=after)),) if channel.config.persist else ()
+        return Decision(command.channel, steps, apply, events=tuple(events))
+
+    def _delete(self, command: c.Delete) -> Decision:
+        channel = self._served(command)
+        rules.owner(channel, command.nid)
+        return self._ending(command.channel, channel, "CHANNEL_DELETED")
+
+    def _members(self, command: c.Members) -> Decision:
+        channel = self._served(command)
+        rules.member(channel, command.nid)
+        return Decision(command.channel, answer=rules.paged(channel.members, command.page, command.page_size, 20, 100))
+
+    # --- Rules of a channel
+
+    def _get_acl(self, command: c.GetAcl) -> Decision:
+        channel = self._served(command, "NOT_ALLOWED")
+        rules.owner(channel, command.nid)
+        entries = tuple(channel.acl.of(command.kind).entries())
+        if command.page is None or command.page_size is None:
+            return Decision(command.channel, answer=c.Page(entries))
+        part = rules.paged(entries, command.page, command.page_size, 0, command.page_size).items
+        return Decision(command.channel, answer=c.Page(part, command.page, command.page_size, len(entries)))
+
+    def _set_acl(self, command: c.SetAcl) -> Decision:
+        channel = self._served(command, "NOT_ALLOWED")
+        rules.owner(channel, command.nid)
+        old = channel.acl.of(command.kind)
+        allow = old.add(command.nids) if command.action == "add" else old.remove(command.nids)
+        rules.acl_size(channel, allow)
+        acl = channel.acl.replace(command.kind, allow)
+        steps = (Save(channel.snapshot(acl=acl)),) if channel.config.persist else ()
+        return Decision(command.channel, steps, lambda: channel.set_acl(acl))
+
+    def _get_config(self, command: c.GetConfig) -> Decision:
+        channel = self._found(command)
+        rules.member(channel, command.nid, "FORBIDDEN")
+        return Decision(command.channel, answer=(channel.config, channel.kind))
+
+    def _set_config(self, command: c.SetConfig) -> Decision:
+        wanted = rules.config_request(command, self.domain, self.limits, authenticated=self.authenticated)
+        channel = self._found(command)
+        rules.owner(channel, command.nid)
+        old, new = channel.config, rules.merged(channel.config, command)
+        kind = rules.config_change(channel, new, wanted)
+        saved = Save(channel.snapshot(config=new, channel_type=kind))
+        becomes_queue = kind is not channel.kind
+        last_seq = channel.last_seq  # of the log alone: numbers of refused messages are not in it
+        steps: list[Step] = []
+        after: tuple[Step, ...] = ()
+        if new.persist:
+            if not old.persist:
+                steps.append(Remove(first_time=True))
+            elif becomes_queue or new.message_flush_interval != old.message_flush_interval:
+                steps.append(Flush())
+            if becomes_queue:
+                steps.append(WriteCursor(last_seq + 1))
+            steps.append(saved)
+            if becomes_queue or new.message_flush_interval != old.message_flush_interval:
+                after = (Reopen(kind is ChannelType.FIFO, new.message_flush_interval),)
+        elif old.persist:
+            steps.append(Remove())
+
+        def apply() -> None:
+            channel.config, channel.kind = new, kind
+            if not new.persist:
+                channel.last_seq = 0
+            if becomes_queue:
+                channel.next_seq = channel.head = last_seq + 1
+
+        changed = becomes_queue or new != old
+        event = c.Event("CHANNEL_RECONFIGURED", command.channel, None, None, channel.members)
+        return Decision(command.channel, tuple(steps), apply, events=(event,) if changed else (), after=after)
+
+    # --- Messages
+
+    def _broadcast(self, command: c.Broadcast) -> Decision:
+        rules.payload_given(command.payload)
+        channel = self._served(command)
+        rules.broadcast(channel, command)
+        seq, channel.next_seq = channel.next_seq, channel.next_seq + 1
+        rules.payload_size(channel, command.payload)
+        message = c.Message(command.channel, command.nid, seq, command.timestamp, command.payload, channel.readers())
+        config = channel.config
+        if config.persist:
+            entry = c.Entry(seq, command.timestamp, str(command.nid), command.payload)
+            steps = (Append(entry, not config.message_flush_interval, config.max_persist_messages),)
+            return Decision(command.channel, steps, lambda: channel.stored(seq), events=(message,), answer=seq)
+        return Decision(command.channel, events=(message,), answer=seq)
+
+    def _broadcast_many(self, command: c.BroadcastMany) -> Decision:
+        for payload in command.payloads:
+            rules.payload_given(payload)
+        channel = self._served(command)
+        rules.broadcast(channel, command)
+        for payload in command.payloads:  # all or none: no number is spent on a run that is refused
+            rules.payload_size(channel, payload)
+        first, channel.next_seq = channel.next_seq, channel.next_seq + len(command.payloads)
+        readers, config, sender = channel.readers(), channel.config, str(command.nid)
+        events = tuple(
+            c.Message(command.channel, command.nid, seq, command.timestamp, payload, readers)
+            for seq, payload in enumerate(command.payloads, first)
+        )
+        numbers = range(first, channel.next_seq)
+        if not config.persist or not numbers:
+            return Decision(command.channel, events=events, answer=numbers)
+        steps = tuple(
+            Append(c.Entry(event.seq, event.timestamp, sender, event.payload), not config.message_flush_interval,
+                   config.max_persist_messages)
+            for event in events
+        )  # fmt: skip
+        return Decision(command.channel, steps, lambda: channel.stored(numbers[-1]), events=events, answer=numbers)
+
+    def _history(self, command: c.History) -> Decision:
+        channel = self._served(command)
+        rules.history(channel, command.nid)
+        limit = min(command.limit, self.limits.max_history_limit)
+        return Decision(command.channel, (ReadLog(command.from_seq, limit),))
+
+    def _range(self, command: c.Range) -> Decision:
+        channel = self._served(command)
+        rules.history(channel, command.nid)
+        return Decision(command.channel, (ReadRange(),))
+
+    # --- Queues
+
+    def _push(self, command: c.Push) -> Decision:
+        rules.payload_given(command.payload)
+        channel = self._served(command)
+        rules.push(channel, command)
+        seq, channel.next_seq = channel.next_seq, channel.next_seq + 1
+        entry = c.Entry(seq, command.timestamp, str(command.nid), command.payload)
+
+        def undo() -> None:
+            channel.next_seq = min(channel.next_seq, seq)
+
+        steps = (Append(entry, not channel.config.message_flush_interval, 0),)
+        return Decision(command.channel, steps, lambda: channel.stored(seq), undo)
+
+    def _pop(self, command: c.Pop) -> Decision:
+        channel = self._served(command)
+        rules.pop(channel, command)
+        seq = channel.head or 0
+        channel.head = seq + 1
+
+        def undo() -> None:
+            channel.head = min(channel.head or seq, seq)
+
+        return Decision(command.channel, (Take(seq),), undo=undo, after=(Evict(seq + 1),))
+
+    def _length(self, command: c.Length) -> Decision:
+        channel = self._served(command)
+        rules.queue(channel, command.nid)
+        rules.owner(channel, command.nid)
+        return Decision(command.channel, answer=channel.depth)
+
+    def _clear(self, command: c.Clear) -> Decision:
+        channel = self._served(command)
+        rules.clear(channel, command)
+        end = channel.next_seq
+
+        def apply() -> None:
+            channel.head = end
+
+        return Decision(command.channel, (Flush(), WriteCursor(end)), apply, after=(Evict(end),))
+
+    # --- What several have in common
+
+    def _served(self, command: c.Command, foreign: str = "NOT_IMPLEMENTED") -> Channel:
+        rules.served(command.channel, self.domain, foreign)
+        return self._found(command)
+
+    def _found(self, command: c.Command) -> Channel:
+        channel = self.channels.get(command.channel.handler)
+        if channel is None:
+            raise Refused("CHANNEL_NOT_FOUND")
+        return channel
+
+    def _insert(self, channel: Channel) -> None:
+        self.channels[channel.handler] = channel
+        self.memberships.channels += 1
+
+    def _ending(self, name: ChannelId, channel: Channel, event: c.Event | c.EventKind) -> Decision:
+        """Return the decision that ends a channel."""
+        if isinstance(event, str):
+            event = c.Event(event, name, None, None, channel.members)
+
+        def apply() -> None:
+            del self.channels[channel.handler]
+            self.memberships.channels -= 1
+            for nid in channel.members:
+                self.memberships.release(nid, channel.handler)
+
+        return Decision(name, (Remove(),) if channel.config.persist else (), apply, events=(event,))
+
+
+def shard_of(hash: str, shards: int) -> int:
+    """Return the shard of a channel by the hash of its handler: stable, and not kept anywhere.
+
+    >>> shard_of("a2b8af6174488a84d9dd39d1b495570a2a77f6302924e673c212e2e60b29f97a", 4)
+    1
+    """
+    return int(hash[:8], 16) % shards

@@ -1,0 +1,289 @@
+"""What one channel has on disk, and how the steps of a decision are taken there.
+
+Everything here is synchronous and runs in a thread of the manager's executor, for one command, or one run of
+commands, at a time.  The log is opened when it is first needed: a channel that only keeps members costs no more than
+its metadata.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from penstock.channels import commands as c
+from penstock.channels import decisions as d
+from penstock.channels.store import ChannelStore, channel_hash
+from penstock.disk import Disk
+from penstock.disk.commit import GROUP, Committer
+from penstock.errors import CorruptionError
+from penstock.log.messagelog import MessageLog, MessageLogOptions, MessageLogReader
+from penstock.log.messagelog.fifo_cursor import load_cursor, save_cursor
+from penstock.metrics import REGISTRY
+
+__all__ = ["ChannelFiles", "LogState"]
+
+_log = logging.getLogger(__name__)
+
+GAP: Final = "fifo log has a gap at the head cursor"
+CURSOR_SECONDS = REGISTRY.histogram("fifo_cursor_fsync_seconds", "how long it takes to move the cursor of a queue")
+
+
+class LogState(msgspec.Struct, frozen=True):
+    """How far a log goes: its last number, the next one, and the head of a queue (None: unusable)."""
+
+    last_seq: int
+    next_seq: int
+    head: int | None
+
+
+class ChannelFiles:
+    """The folder of one channel: metadata through the store, its log, and the cursor of a queue.
+
+    >>> from penstock.channels.store import FileChannelStore
+    >>> from penstock.disk import MemoryDisk
+    >>> disk = MemoryDisk()
+    >>> disk.make_folder("data")
+    >>> files = ChannelFiles("ops", FileChannelStore("data", disk), disk, "data", MessageLogOptions(sync="none"))
+    >>> files.open(fifo=False, flush_interval=0)
+    LogState(last_seq=0, next_seq=1, head=None)
+    >>> files.close()
+    """
+
+    def __init__(self, handler: str, store: ChannelStore, disk: Disk, root: str, options: MessageLogOptions) -> None:
+        self.handler, self.hash = handler, channel_hash(handler)
+        self.folder = f"{root}/{self.hash}"
+        self._root, self._store, self._disk = root, store, disk
+        self._options = options
+        self._log: MessageLog | None = None
+        self._reader: MessageLogReader | None = None
+        self._committer: Committer | None = None
+        self._synced = 0  # the last number known to be durable; 0 after opening, so the first pop always flushes
+        self._keep: int | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the log is open."""
+        return self._log is not None
+
+    def open(self, *, fifo: bool, flush_interval: int) -> LogState:
+        """Open the log, mending what a crash left, and say how far it goes."""
+        if self._log is None:
+            self._log = MessageLog.open(self.folder, self._options, disk=self._disk)
+            self._synced, self._keep = 0, None
+            self._reopen(d.Reopen(fifo, flush_interval))
+        return self.state(fifo=fifo)
+
+    def state(self, *, fifo: bool) -> LogState:
+        """Say how far the open log goes."""
+        log = self._need_log()
+        head = None
+        if fifo:
+            try:
+                last_seq = log.last_seq or log.next_position - 1  # an emptied log still knows its next number
+                head = load_cursor(self._disk, self.folder, log.first_seq, last_seq)
+            except CorruptionError as exc:
+                _log.warning("the queue %s needs to be cleared: %s", self.handler, exc)
+        return LogState(log.last_seq, log.next_position, head)
+
+    def close(self) -> None:
+        """Let go of the log; what it holds is made durable first if that was still to come."""
+        log, self._log = self._log, None
+        reader, self._reader = self._reader, None
+        committer, self._committer = self._committer, None
+        if reader is not None:
+            reader.close()
+        if committer is not None:
+            committer.close()
+        if log is not None:
+            try:
+                if log.last_seq > self._synced:
+                    log.sync()
+            finally:
+                log.close()
+
+    def carry_out(self, decisions: Sequence[d.Decision]) -> list[Any]:
+        """Take the steps of a run of decisions; return an answer, or an error, for each.
+
+        What it raises stands for all of them: none may be applied then.
+        """
+        first = decisions[0].steps[0] if decisions[0].steps else None
+        if isinstance(first, d.Append):
+            self._append([step for decision in decisions for step in decision.steps if isinstance(step, d.Append)])
+            answers: list[Any] = [decision.answer for decision in decisions]
+        elif isinstance(first, d.Take):
+            answers = self._take(first.seq, len(decisions))
+            taken = sum(not isinstance(answer, Exception) for answer in answers)
+            decisions = decisions[:taken]  # what was not handed out must not be evicted
+        else:
+            answers = [self._all_of(decision) for decision in decisions]
+        for step in decisions[-1].after if decisions else ():
+            try:
+                self._step(step)
+            except OSError as exc:
+                _log.warning("channel %s: %s after the fact failed: %s", self.handler, type(step).__name__, exc)
+        return answers
+
+    def _all_of(self, decision: d.Decision) -> Any:
+        answer = decision.answer
+        for step in decision.steps:
+            found = self._step(step)
+            answer = found if found is not None else answer
+        return answer
+
+    def _step(self, step: d.Step) -> Any:
+        match step:
+            case d.Save(channel):
+                self._store.save(channel)
+            case d.Remove(first_time):
+                self._remove(first_time=first_time)
+            case d.Flush():
+                self._flush()
+            case d.WriteCursor(next_seq):
+                self._write_cursor(next_seq)
+            case d.ReadLog(from_seq, limit):
+                return self._read(from_seq, limit)
+            case d.ReadRange():
+                log = self._need_log()
+                return (log.first_seq, log.last_seq) if log.last_seq else (0, 0)
+            case d.Evict(below):
+                # The segment of the last entry stays: without it a restart could not tell how far the numbers went.
+                log = self._need_log()
+                log.drop_before(min(below, log.last_seq))
+            case d.Reopen():
+                self._reopen(step)
+            case _:
+                raise NotImplementedError(step)
+        return None
+
+    # --- The log
+
+    def _append(self, steps: list[d.Append]) -> None:
+        log = self._need_log()
+        last = steps[-1]
+        if last.keep != self._keep:
+            log.set_retention("count" if last.keep else "fifo", last.keep)
+            self._keep = last.keep
+        entries = [step.entry for step in steps]
+        entry, end = entries[0], entries[-1]
+        if len(entries) == 1:
+            log.append(entry.payload, sender=entry.sender, timestamp_ms=entry.timestamp, seq=entry.seq)
+        elif end.seq - entry.seq + 1 == len(entries) and len({(e.sender, e.timestamp) for e in entries}) == 1:
+            payloads, timestamp_ns = [entry.payload for entry in entries], entry.timestamp * 1_000_000
+            log.append_many(payloads, sender=entry.sender, timestamp_ns=timestamp_ns, seq=entry.seq)
+        else:
+            log.append_many(
+                [entry.payload for entry in entries],
+                sender=[entry.sender for entry in entries],
+                timestamp_ns=[entry.timestamp * 1_000_000 for entry in entries],
+                seq=[entry.seq for entry in entries],
+            )
+        if last.sync:
+            self._flush()
+        elif self._committer is not None:
+            self._committer.touch()
+
+    def _flush(self) -> None:
+        if self._log is not None:
+            self._synced = self._log.sync() - 1
+
+    def _flush_later(self) -> int:
+        """Flush for the timer; runs on a thread of the group commit."""
+        log = self._log
+        if log is None:
+            return 0
+        bound = log.sync()
+        self._synced = bound - 1
+        return bound
+
+    def _read(self, from_seq: int, limit: int) -> list[c.Entry]:
+        log = self._need_log()
+        if limit <= 0 or not log.last_seq or from_seq > log.last_seq:
+            return []
+        if self._reader is None:
+            self._reader = MessageLogReader(self.folder, self._disk)
+        found = self._reader.entries(max(from_seq, log.first_seq), limit)
+        return [
+            c.Entry(entry.seq, entry.timestamp_ms, entry.sender.decode(errors="replace"), entry.payload)
+            for entry in found
+        ]
+
+    def _reopen(self, step: d.Reopen) -> None:
+        if self._committer is not None:
+            self._committer.close()
+            self._committer = None
+        if self._log is None:
+            return
+        if step.fifo:
+            self._log.set_retention("fifo")
+            self._keep = 0
+        if step.flush_interval:
+            self._committer = GROUP.committer(self._flush_later, interval=step.flush_interval / 1000)
+
+    def _need_log(self) -> MessageLog:
+        if self._log is None:
+            raise NotImplementedError(f"channel {self.handler}: the log is not open")
+        return self._log
+
+    # --- The queue
+
+    def _take(self, seq: int, count: int) -> list[Any]:
+        """Read ``count`` elements from ``seq`` on, then move the cursor behind those that are there."""
+        if seq + count - 1 > self._synced:
+            self._flush()  # a cursor must not run ahead of what a power cut leaves of the log
+        entries = self._read(seq, count)
+        good = 0
+        while good < len(entries) and entries[good].seq == seq + good:
+            good += 1
+        answers: list[Any] = entries[:good]
+        if good:
+            self._write_cursor(seq + good)
+        missing = [CorruptionError(self.folder, 0, f"{GAP}: {seq + good}") for _ in range(count - good)]
+        return answers + missing
+
+    def _write_cursor(self, next_seq: int) -> None:
+        started = time.perf_counter()
+        if self._disk.stat(self.folder) is None:
+            self._disk.make_folder(self.folder)
+            self._disk.sync_folder(self._root)
+        save_cursor(self._disk, self.folder, next_seq)
+        CURSOR_SECONDS.observe(time.perf_counter() - started)
+
+    # --- The end
+
+    def _remove(self, *, first_time: bool) -> None:
+        if first_time:
+            # Nothing should be there.  If something is, a delete failed half way: its numbers are not ours.
+            if self._disk.stat(self.folder) is not None:
+                self._store.delete(self.hash)
+            return
+        gone = False
+
+        def first() -> None:
+            nonlocal gone
+            gone = True
+            self._let_go()
+
+        try:
+            self._store.delete(self.hash, first)
+        except OSError as exc:
+            if not gone:
+                raise
+            # The deletion itself is durable: what could not be removed is swept at the next start, or before the
+            # next channel of this name is first saved.
+            _log.warning("channel %s is deleted, but not all of its files are: %s", self.handler, exc)
+
+    def _let_go(self) -> None:
+        """Close the log without another sync: its files are about to go."""
+        reader, self._reader = self._reader, None
+        committer, self._committer = self._committer, None
+        log, self._log = self._log, None
+        if committer is not None:
+            committer.close()
+        if reader is not None:
+            reader.close()
+        if log is not None:
+            log.close()

@@ -1,0 +1,322 @@
+"""Where channel metadata is kept: four operations, and three places that offer them.
+
+    <root>/<sha256 of the handler, 64 lower-case hex digits>/
+        metadata.bin        this store's
+        metadata.bin.tmp    only while saving, or while a channel is being deleted
+        *.log *.idx …       the message log's, which shares the folder
+
+A save writes the whole file anew: write tmp, fsync, rename, fsync the folder, in that order, so a crash leaves
+the old metadata or the new, whole.
+
+A delete begins by renaming ``metadata.bin`` back to ``metadata.bin.tmp`` and syncing the folder.  From then on the
+channel is gone, whatever happens next: a folder without ``metadata.bin`` is no channel, and the next enumeration
+sweeps it.  Then the log goes, then the metadata, then the folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from penstock.channels.model import PersistedChannel
+from penstock.channels.postcard import MAX_METADATA_BYTES, decode, decode_any, encode
+from penstock.disk import Disk, PosixDisk, save_atomically
+from penstock.disk.posix import folder_of
+from penstock.errors import CorruptionError
+from penstock.metrics import REGISTRY
+
+__all__ = ["ChannelStore", "FileChannelStore", "MemoryChannelStore", "FailingChannelStore", "channel_hash"]
+
+METADATA: Final = "metadata.bin"
+METADATA_TMP: Final = "metadata.bin.tmp"
+CURSOR: Final = "cursor.bin"
+
+HASH = re.compile(r"[0-9a-f]{64}")
+OURS = re.compile(
+    r"metadata\.bin\.tmp|cursor\.bin(\.tmp)?|[0-9]{20}\.(log|idx|tmp)|[0-9]{20}\.log\.[0-9.]+\.bad|penstock-[A-Za-z0-9._-]+"
+)
+
+_log = logging.getLogger(__name__)
+
+SAVES = REGISTRY.counter("store_saves", "saves of channel metadata", labels=("result",))
+SAVE_SECONDS = REGISTRY.histogram("store_save_duration_seconds", "how long a save of channel metadata takes")
+DELETES = REGISTRY.counter("store_deletes", "deletions of channels on disk", labels=("result",))
+LOADS = REGISTRY.counter("store_loads", "loads of channel metadata", labels=("result",))
+LOAD_SECONDS = REGISTRY.histogram("store_load_duration_seconds", "how long a load of channel metadata takes")
+
+
+def channel_hash(handler: str) -> str:
+    """Return the name of a channel's folder: SHA-256 of the bare handler, in hex.
+
+    >>> channel_hash("ops/east")
+    'a2b8af6174488a84d9dd39d1b495570a2a77f6302924e673c212e2e60b29f97a'
+    """
+    return hashlib.sha256(handler.encode()).hexdigest()
+
+
+class ChannelStore(Protocol):
+    """Keeps metadata.  Every method may be called from any thread; a channel is worked on by one at a time."""
+
+    def save(self, channel: PersistedChannel) -> str:
+        """Replace the metadata of a channel and return its hash; durable when it returns.
+
+        When it raises, the old metadata is what a restart finds, unless only the last fsync failed.
+        """
+
+    def delete(self, hash: str, first: Callable[[], None] | None = None) -> None:
+        """Take a channel out for good, call ``first`` (which deletes its log), then remove what is left.
+
+        A channel that is not there is deleted already.  When it raises before ``first`` was called the channel is
+        still there; when later, it is gone and only its leftovers remain.
+        """
+
+    def hashes(self) -> list[str]:
+        """Return the hashes of all channels, sorted, and sweep away the leftovers of deleted ones."""
+
+    def load(self, hash: str) -> PersistedChannel:
+        """Return the metadata of one channel; CorruptionError when it cannot be read."""
+
+
+class FileChannelStore:
+    """Metadata in folders below ``root``, shared with the message logs and readable by narwhal 0.7.0.
+
+    >>> from penstock.disk import MemoryDisk
+    >>> store = FileChannelStore("data", MemoryDisk())
+    >>> hash = store.save(PersistedChannel("jobs"))
+    >>> store.hashes() == [hash], store.load(hash).handler
+    (True, 'jobs')
+    >>> store.delete(hash); store.delete(hash)
+    >>> store.hashes()
+    []
+    """
+
+    def __init__(self, root: str, disk: Disk | None = None) -> None:
+        self.root = root
+        self._disk = disk or PosixDisk()
+
+    def folder(self, hash: str) -> str:
+        """Return the folder of a channel."""
+        return f"{self.root}/{hash}"
+
+    def save(self, channel: PersistedChannel) -> str:
+        """Replace the metadata of a channel."""
+        started = time.perf_counter()
+        try:
+            digest = channel_hash(channel.handler)
+            folder, data = self.folder(digest), encode(channel)
+            if self._disk.stat(folder) is None:
+                self._make(folder)
+            save_atomically(self._disk, f"{folder}/{METADATA}", data, temporary=f"{folder}/{METADATA_TMP}")
+        except BaseException:
+            SAVES.add(result="failure")
+            raise
+        SAVES.add(result="success")
+        SAVE_SECONDS.observe(time.perf_counter() - started)
+        return digest
+
+    def delete(self, hash: str, first: Callable[[], None] | None = None) -> None:
+        """Take a channel out for good and remove its folder."""
+        try:
+            self._retire(hash)
+            if first is not None:
+                first()
+            self._wipe(hash)
+        except BaseException:
+            DELETES.add(result="failure")
+            raise
+        DELETES.add(result="success")
+
+    def hashes(self) -> list[str]:
+        """Return the hashes of all channels and sweep."""
+        try:
+            names = self._disk.list(self.root)
+        except FileNotFoundError:
+            return []
+        found = []
+        for name in names:
+            stat = self._disk.stat(self.folder(name))
+            if stat is None or not stat.is_folder:
+                continue
+            if self._disk.stat(f"{self.folder(name)}/{METADATA}") is not None:
+                found.append(name)
+            else:
+                self._sweep(name)
+        return found
+
+    def load(self, hash: str) -> PersistedChannel:
+        """Return the metadata of one channel."""
+        started = time.perf_counter()
+        path = f"{self.folder(hash)}/{METADATA}"
+        try:
+            channel = self._load(hash, path)
+        except BaseException:
+            LOADS.add(result="failure")
+            raise
+        LOADS.add(result="success")
+        LOAD_SECONDS.observe(time.perf_counter() - started)
+        return channel
+
+    def _load(self, hash: str, path: str) -> PersistedChannel:
+        try:
+            with self._disk.open(path) as file:
+                # One byte more than is allowed: a file that grows meanwhile cannot slip through.
+                data = file.read_at(0, min(file.stat().size, MAX_METADATA_BYTES) + 1)
+        except IsADirectoryError:
+            raise CorruptionError(path, 0, "a folder stands where the metadata should be") from None
+        if len(data) > MAX_METADATA_BYTES:
+            raise CorruptionError(path, MAX_METADATA_BYTES, f"more than {MAX_METADATA_BYTES} bytes of metadata")
+        channel, old = decode_any(data, path)
+        cursor = f"{self.folder(hash)}/{CURSOR}"
+        # 0.6 had no queues: beside a queue's cursor a missing type is damage, and pub/sub would replay the queue.
+        if old and self._disk.stat(cursor) is not None:
+            raise CorruptionError(path, len(data), "the channel type is missing beside a queue's cursor")
+        return channel
+
+    def make_root(self) -> None:
+        """Create the data directory, with what is missing above it, so that their names survive a power cut."""
+        missing = [self.root]
+        while missing[-1] not in ("", "/", ".") and self._disk.stat(missing[-1]) is None:
+            missing.append(folder_of(missing[-1]))
+        for path in reversed(missing[:-1]):
+            self._disk.make_folder(path)
+            self._disk.sync_folder(folder_of(path))
+
+    def _make(self, folder: str) -> None:
+        """Create the folder of a channel so that its name survives a power cut too."""
+        self.make_root()
+        self._disk.make_folder(folder)
+        self._disk.sync_folder(self.root)
+
+    def _retire(self, hash: str) -> None:
+        """Delete in one rename, made durable: what follows is tidying."""
+        folder = self.folder(hash)
+        stat = self._disk.stat(f"{folder}/{METADATA}")
+        if stat is None or stat.is_folder:
+            return
+        self._disk.rename(f"{folder}/{METADATA}", f"{folder}/{METADATA_TMP}")
+        try:
+            self._disk.sync_folder(folder)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self._disk.rename(f"{folder}/{METADATA_TMP}", f"{folder}/{METADATA}")
+            raise
+
+    def _wipe(self, hash: str) -> None:
+        """Remove the files of a channel, metadata last, and its folder."""
+        folder = self.folder(hash)
+        try:
+            names = self._disk.list(folder)
+        except FileNotFoundError:
+            return
+        for name in sorted(names, key=lambda name: name in (METADATA, METADATA_TMP)):
+            stat = self._disk.stat(f"{folder}/{name}")
+            if stat is not None and not stat.is_folder:
+                with contextlib.suppress(FileNotFoundError):
+                    self._disk.remove(f"{folder}/{name}")
+        with contextlib.suppress(FileNotFoundError):
+            self._disk.remove_folder(folder)
+        self._disk.sync_folder(self.root)
+
+    def _sweep(self, name: str) -> None:
+        """Remove what a crash or a failed delete left behind, if all of it is of our making."""
+        folder = self.folder(name)
+        if not HASH.fullmatch(name):
+            return
+        for inside in self._disk.list(folder):
+            stat = self._disk.stat(f"{folder}/{inside}")
+            if not OURS.fullmatch(inside) or (stat is not None and stat.is_folder):
+                _log.warning("%s has no %s but holds %s, which is not ours: left alone", folder, METADATA, inside)
+                return
+        _log.warning("removing the leftovers of a deleted channel: %s has no %s", folder, METADATA)
+        try:
+            self._wipe(name)
+        except OSError as exc:
+            _log.warning("%s could not be removed: %s", folder, exc)
+
+
+class MemoryChannelStore:
+    """Metadata in a dict, in its encoded form, for tests and for channels that need not survive.
+
+    >>> store = MemoryChannelStore()
+    >>> store.load(store.save(PersistedChannel("jobs"))).handler
+    'jobs'
+    """
+
+    def __init__(self) -> None:
+        self._saved: dict[str, bytes] = {}
+        self._mutex = threading.Lock()
+
+    def save(self, channel: PersistedChannel) -> str:
+        """Replace the metadata of a channel."""
+        digest, data = channel_hash(channel.handler), encode(channel)
+        with self._mutex:
+            self._saved[digest] = data
+        return digest
+
+    def delete(self, hash: str, first: Callable[[], None] | None = None) -> None:
+        """Forget a channel."""
+        with self._mutex:
+            self._saved.pop(hash, None)
+        if first is not None:
+            first()
+
+    def hashes(self) -> list[str]:
+        """Return the hashes of all channels."""
+        with self._mutex:
+            return sorted(self._saved)
+
+    def load(self, hash: str) -> PersistedChannel:
+        """Return the metadata of one channel."""
+        with self._mutex:
+            data = self._saved.get(hash)
+        if data is None:
+            raise FileNotFoundError(hash)
+        return decode(data, hash)
+
+
+class FailingChannelStore:
+    """Another store that fails on demand: set ``fail["save"]`` to the error the next saves shall raise.
+
+    >>> store = FailingChannelStore(MemoryChannelStore())
+    >>> store.fail["save"] = OSError(28, "No space left on device")
+    >>> store.save(PersistedChannel("jobs"))
+    Traceback (most recent call last):
+    OSError: [Errno 28] No space left on device
+    >>> store.fail.clear(); store.hashes()
+    []
+    """
+
+    def __init__(self, inner: ChannelStore) -> None:
+        self._inner = inner
+        self.fail: dict[str, BaseException] = {}
+        """Operation (save, delete, hashes, load) → what it raises until the entry is removed."""
+
+    def save(self, channel: PersistedChannel) -> str:
+        """Replace the metadata of a channel, or fail before anything changes."""
+        self._check("save")
+        return self._inner.save(channel)
+
+    def delete(self, hash: str, first: Callable[[], None] | None = None) -> None:
+        """Delete a channel, or fail before anything changes."""
+        self._check("delete")
+        self._inner.delete(hash, first)
+
+    def hashes(self) -> list[str]:
+        """Return the hashes of all channels, or fail."""
+        self._check("hashes")
+        return self._inner.hashes()
+
+    def load(self, hash: str) -> PersistedChannel:
+        """Return the metadata of one channel, or fail."""
+        self._check("load")
+        return self._inner.load(hash)
+
+    def _check(self, operation: str) -> None:
+        if operation in self.fail:
+            raise self.fail[operation]

@@ -1,0 +1,452 @@
+"""Promise: what a persistent channel acknowledged is there after a restart, and what failed never happened."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.channels import (
+    ChannelManager,
+    FailingChannelStore,
+    FileChannelStore,
+    Limits,
+    ManagerOptions,
+    Message,
+    channel_hash,
+)
+from penstock.disk import FaultyDisk, PosixDisk
+from penstock.errors import ReadOnlyError, Refused
+
+ANN, BOB, EVE = "ann@localhost", "bob@localhost", "eve@localhost"
+SMALL = ManagerOptions(segment_bytes=256)
+
+
+async def persistent(manager: ChannelManager, handler: str = "ops", *members: str, **settings: Any) -> Any:
+    channel = manager.channel(handler)
+    for member in members or (ANN,):
+        await channel.join(member)
+    await channel.configure((members or (ANN,))[0], persist=True, **settings)
+    return channel
+
+
+def refused(reason: str, detail: str = "") -> Any:
+    return pytest.raises(Refused, match=f"^{reason}" + (f".*{detail}" if detail else ""))
+
+
+async def payloads(channel: Any, *args: Any, who: str = ANN) -> list[bytes]:
+    return [entry.payload for entry in await channel.history(who, *args)]
+
+
+# --- 6.3: persistence over restarts
+
+
+async def test_a_persistent_channel_survives_a_restart(start: Any) -> None:
+    await persistent(await start(), "ops", ANN, BOB, max_clients=7)
+    manager = await start()
+    assert manager.channels(BOB).items == ("!ops@localhost",)
+    ops = manager.channel("ops")
+    assert [str(nid) for nid in await ops.members(ANN)] == [ANN, BOB]
+    assert (await ops.config(BOB))[0].max_clients == 7
+    with refused("USER_IN_CHANNEL"):
+        await ops.join(BOB)
+
+
+async def test_a_transient_channel_does_not(start: Any) -> None:
+    await (await start()).channel("ops").join(ANN)
+    manager = await start()
+    assert manager.handlers() == []
+    assert manager.channels(ANN).items == ()
+
+
+async def test_persistence_needs_a_cap(start: Any) -> None:
+    with refused("BAD_REQUEST", "max_persist_messages must be greater than 0 for persistent channels"):
+        await persistent(await start(), max_persist_messages=0)
+
+
+async def test_persistence_switched_off_is_not_restored(start: Any, tmp_path: Path) -> None:
+    ops = await persistent(await start())
+    await ops.broadcast(ANN, b"one")
+    await ops.configure(ANN, persist=False)
+    assert not (tmp_path / "data" / channel_hash("ops")).exists()
+    assert (await start()).handlers() == []
+
+
+async def test_history_returns_what_was_stored_in_order(start: Any) -> None:
+    ops = await persistent(await start())
+    sent = [b"message %d" % number for number in range(5)]
+    for payload in sent:
+        await ops.broadcast(ANN, payload)
+    found = await ops.history(ANN)
+    assert [entry.payload for entry in found] == sent
+    assert [entry.seq for entry in found] == [1, 2, 3, 4, 5]
+    assert {entry.sender for entry in found} == {ANN}
+
+
+async def test_the_range_follows_the_broadcasts(start: Any) -> None:
+    ops = await persistent(await start())
+    assert await ops.range(ANN) == (0, 0)
+    assert await ops.history(ANN) == []
+    for _ in range(3):
+        await ops.broadcast(ANN, b"x")
+    assert await ops.range(ANN) == (1, 3)
+    ops = (await start()).channel("ops")
+    assert await ops.range(ANN) == (1, 3)
+
+
+async def test_history_begins_and_ends_where_it_is_told(start: Any) -> None:
+    ops = await persistent(await start())
+    for number in range(1, 11):
+        await ops.broadcast(ANN, b"%d" % number)
+    assert await payloads(ops, 6, 3) == [b"6", b"7", b"8"]
+    assert await payloads(ops, 999, 10) == []
+    assert await payloads(ops, 1, 0) == []
+
+
+async def test_history_after_a_restart_needs_no_new_join(start: Any) -> None:
+    ops = await persistent(await start(), "ops", ANN, BOB)
+    for payload in (b"one", b"two", b"three"):
+        await ops.broadcast(ANN, payload)
+    ops = (await start()).channel("ops")
+    assert await payloads(ops) == [b"one", b"two", b"three"]
+    assert {entry.sender for entry in await ops.history(BOB)} == {ANN}
+
+
+async def test_numbers_go_on_after_a_restart(start: Any) -> None:
+    ops = await persistent(await start())
+    assert [await ops.broadcast(ANN, b"x") for _ in range(3)] == [1, 2, 3]
+    ops = (await start()).channel("ops")
+    assert await ops.broadcast(ANN, b"y") == 4
+
+
+async def test_history_is_limited_by_the_server(start: Any) -> None:
+    ops = await persistent(await start(ManagerOptions(limits=Limits(max_history_limit=2))))
+    for _ in range(5):
+        await ops.broadcast(ANN, b"x")
+    assert len(await ops.history(ANN, 1, 100)) == 2
+
+
+async def test_old_segments_go_and_stay_gone(start: Any) -> None:
+    ops = await persistent(await start(SMALL), max_persist_messages=5)
+    for number in range(1, 21):
+        await ops.broadcast(ANN, b"message %02d" % number)
+    first, last = await ops.range(ANN)
+    assert first > 1
+    assert last == 20
+    found = await ops.history(ANN, 1, 100)
+    assert found[0].seq >= first
+    assert [entry.seq for entry in found][-5:] == [16, 17, 18, 19, 20]
+    ops = (await start(SMALL)).channel("ops")
+    assert await ops.range(ANN) == (first, last)
+    assert await ops.history(ANN, 1, 100) == found
+
+
+async def test_channels_keep_their_own_logs(start: Any) -> None:
+    manager = await start()
+    first, second = await persistent(manager, "a"), await persistent(manager, "b")
+    await first.broadcast(ANN, b"for a")
+    await second.broadcast(ANN, b"for b")
+    assert await payloads(first) == [b"for a"]
+    assert await payloads(second) == [b"for b"]
+
+
+async def test_a_transient_channel_has_no_history(start: Any) -> None:
+    ops = (await start()).channel("ops")
+    await ops.join(ANN)
+    for ask in (ops.history(ANN), ops.range(ANN)):
+        with refused("PERSISTENCE_NOT_ENABLED"):
+            await ask
+
+
+async def test_persistence_off_and_on_again_keeps_counting(start: Any) -> None:
+    ops = await persistent(await start())
+    for _ in range(5):
+        await ops.broadcast(ANN, b"old")
+    await ops.configure(ANN, persist=False)
+    await ops.configure(ANN, persist=True)
+    for number in range(3):
+        await ops.broadcast(ANN, b"new %d" % number)
+    assert await ops.range(ANN) == (6, 8)
+    assert await payloads(ops) == [b"new 0", b"new 1", b"new 2"]
+    assert (await (await start()).channel("ops").range(ANN))[1] == 8
+
+
+async def test_many_broadcasts_with_a_flush_timer_all_arrive(start: Any) -> None:
+    ops = await persistent(await start(), message_flush_interval=10)
+    numbers = await asyncio.gather(*(ops.broadcast(ANN, b"%d" % number) for number in range(200)))
+    assert numbers == list(range(1, 201))
+    assert await ops.range(ANN) == (1, 200)
+    ops = (await start()).channel("ops")
+    assert await ops.range(ANN) == (1, 200)
+
+
+async def test_many_at_once_are_numbered_in_a_row_and_stored_together(start: Any) -> None:
+    manager = await start()
+    ops = await persistent(manager, "ops", ANN, BOB, max_payload_size=10)
+    session = manager.connect(BOB)
+    runs = await asyncio.gather(*(ops.broadcast_many(ANN, [b"%d.%d" % (run, n) for n in range(5)]) for run in range(4)))
+    assert runs == [range(1, 6), range(6, 11), range(11, 16), range(16, 21)]
+    assert await ops.broadcast_many(ANN, []) == range(21, 21)
+    with refused("POLICY_VIOLATION"):
+        await ops.broadcast_many(ANN, [b"fits", b"too long for it"])
+    assert await ops.broadcast(BOB, b"next") == 21
+    expected = [b"%d.%d" % (run, n) for run in range(4) for n in range(5)] + [b"next"]
+    assert [event.payload for event in session.waiting() if isinstance(event, Message)] == expected
+    assert await payloads((await start()).channel("ops")) == expected
+
+
+async def test_the_flush_interval_can_change_while_messages_flow(start: Any) -> None:
+    ops = await persistent(await start(), message_flush_interval=60_000)
+    await ops.broadcast(ANN, b"one")
+    await ops.configure(ANN, message_flush_interval=0)
+    await ops.broadcast(ANN, b"two")
+    await ops.configure(ANN, message_flush_interval=5)
+    await ops.broadcast(ANN, b"three")
+    assert await payloads((await start()).channel("ops")) == [b"one", b"two", b"three"]
+
+
+async def test_a_stored_message_waits_for_its_sync_only_when_the_interval_is_zero(tmp_path: Path) -> None:
+    disk = FaultyDisk(PosixDisk())
+    async with await ChannelManager.open(tmp_path / "data", disk=disk) as manager:
+        ops = await persistent(manager)
+        await ops.broadcast(ANN, b"one")
+        assert [name for name, path in disk.calls if name == "sync" and path.endswith(".log")] == ["sync"]
+        await ops.configure(ANN, message_flush_interval=60_000)
+        disk.calls.clear()
+        await ops.broadcast(ANN, b"two")
+        assert not [path for name, path in disk.calls if name == "sync"]
+
+
+# --- 6.4: failures
+
+
+async def failing(start: Any, tmp_path: Path) -> tuple[ChannelManager, FailingChannelStore]:
+    store = FailingChannelStore(FileChannelStore(str(tmp_path / "data")))
+    return await start(store=store), store
+
+
+FULL = OSError(28, "No space left on device")
+
+
+async def test_a_join_that_cannot_be_saved_did_not_happen(start: Any, tmp_path: Path) -> None:
+    manager, store = await failing(start, tmp_path)
+    limits = manager.options.limits
+    ops = await persistent(manager)
+    session = manager.connect(ANN)
+    store.fail["save"] = FULL
+    with pytest.raises(OSError, match="No space"):
+        await ops.join(BOB)
+    assert [str(nid) for nid in await ops.members(ANN)] == [ANN]
+    assert session.waiting() == []
+    store.fail.clear()
+    for number in range(limits.max_channels_per_client):  # the slot is free again: all of them fit
+        await manager.channel(f"other/{number}").join(BOB)
+
+
+async def test_a_broadcast_that_cannot_be_stored_reaches_nobody(tmp_path: Path) -> None:
+    disk = FaultyDisk(PosixDisk())
+    async with await ChannelManager.open(tmp_path / "data", disk=disk) as manager:
+        ops = await persistent(manager, "ops", ANN, BOB)
+        await ops.broadcast(ANN, b"one")
+        session = manager.connect(BOB)
+        disk.fail("write_at", FULL, path=".log")
+        with pytest.raises(OSError, match="No space"):
+            await ops.broadcast(ANN, b"two")
+        assert session.waiting() == []
+        assert await ops.broadcast(ANN, b"three") == 3  # the number is spent, the channel goes on
+        assert [(event.seq, event.payload) for event in session.waiting() if isinstance(event, Message)] == [
+            (3, b"three")
+        ]
+        assert await payloads(ops) == [b"one", b"three"]
+
+
+async def test_a_sync_that_fails_stops_that_channel_and_no_other(tmp_path: Path) -> None:
+    disk = FaultyDisk(PosixDisk())
+    async with await ChannelManager.open(tmp_path / "data", disk=disk) as manager:
+        ops, other = await persistent(manager, "ops", ANN, BOB), await persistent(manager, "other")
+        await ops.broadcast(ANN, b"one")
+        session = manager.connect(BOB)
+        disk.fail("sync", OSError(5, "Input/output error"), path=".log")
+        with pytest.raises(OSError, match="Input/output"):
+            await ops.broadcast(ANN, b"nobody knows")
+        with pytest.raises(ReadOnlyError, match="a sync failed"):
+            await ops.broadcast(ANN, b"refused")
+        assert session.waiting() == []
+        await ops.leave(BOB)  # members are not in the log
+        assert await other.broadcast(ANN, b"x") == 1
+    async with await ChannelManager.open(tmp_path / "data") as manager:
+        assert await manager.channel("ops").broadcast(ANN, b"again") > 1
+
+
+async def test_rules_that_cannot_be_saved_stay_as_they_were(start: Any, tmp_path: Path) -> None:
+    manager, store = await failing(start, tmp_path)
+    ops = await persistent(manager)
+    store.fail["save"] = FULL
+    with pytest.raises(OSError, match="No space"):
+        await ops.allow(ANN, "read", [BOB])
+    with pytest.raises(OSError, match="No space"):
+        await ops.configure(ANN, max_clients=3)
+    store.fail.clear()
+    assert await ops.allowed(ANN, "read") == []
+    assert (await ops.config(ANN))[0].max_clients == 100
+
+
+async def test_a_leave_that_cannot_be_saved_leaves_the_member(start: Any, tmp_path: Path) -> None:
+    manager, store = await failing(start, tmp_path)
+    ops = await persistent(manager, "ops", ANN, BOB)
+    session = manager.connect(BOB)
+    store.fail["save"] = FULL
+    with pytest.raises(OSError, match="No space"):
+        await ops.leave(BOB)
+    await session.close()
+    store.fail.clear()
+    assert [str(nid) for nid in await ops.members(ANN)] == [ANN, BOB]
+    assert [str(nid) for nid in await (await start()).channel("ops").members(ANN)] == [ANN, BOB]
+
+
+async def test_a_channel_that_cannot_be_deleted_is_still_there(start: Any, tmp_path: Path) -> None:
+    manager, store = await failing(start, tmp_path)
+    ops = await persistent(manager)
+    await ops.broadcast(ANN, b"one")
+    store.fail["delete"] = FULL
+    for attempt in (ops.delete(ANN), ops.leave(ANN), ops.configure(ANN, persist=False)):
+        with pytest.raises(OSError, match="No space"):
+            await attempt
+    store.fail.clear()
+    assert await payloads(ops) == [b"one"]
+    assert (await ops.config(ANN))[0].persist
+    await ops.delete(ANN)
+    assert (await start()).handlers() == []
+
+
+async def test_a_persistence_that_cannot_be_saved_is_not_switched_on(start: Any, tmp_path: Path) -> None:
+    manager, store = await failing(start, tmp_path)
+    ops = manager.channel("ops")
+    await ops.join(ANN)
+    store.fail["save"] = FULL
+    with pytest.raises(OSError, match="No space"):
+        await ops.configure(ANN, persist=True)
+    assert not (await ops.config(ANN))[0].persist
+    assert await ops.broadcast(ANN, b"one") == 1
+
+
+# --- What the original loses (facts 4, 8 and 9), and is not lost here
+
+
+async def test_a_broken_channel_gets_no_second_life_over_its_old_log(start: Any, tmp_path: Path) -> None:
+    manager = await start()
+    ops = await persistent(manager)
+    await persistent(manager, "other")
+    await ops.broadcast(ANN, b"precious")
+    await manager.close()
+    path = tmp_path / "data" / channel_hash("ops") / "metadata.bin"
+    good = path.read_bytes()
+    path.write_bytes(b"not valid postcard")
+    manager = await start()
+    assert manager.handlers() == ["other"]  # one corrupt channel stops nobody else
+    assert list(manager.broken) == [channel_hash("ops")]
+    with pytest.raises(Exception, match=r"metadata\.bin at byte"):
+        await manager.channel("ops").join(BOB)
+    await manager.close()
+    path.write_bytes(good)
+    assert await payloads((await start()).channel("ops")) == [b"precious"]
+
+
+async def test_what_is_left_of_a_broken_channel_can_be_discarded(start: Any, tmp_path: Path) -> None:
+    await (await persistent(await start())).broadcast(ANN, b"x")
+    await (await start()).close()
+    (tmp_path / "data" / channel_hash("ops") / "metadata.bin").write_bytes(b"")
+    manager = await start()
+    await manager.discard("ops")
+    ops = await persistent(manager)
+    assert await ops.broadcast(ANN, b"fresh") == 1
+
+
+async def test_a_failed_delete_does_not_resurrect_a_channel(tmp_path: Path) -> None:
+    disk = FaultyDisk(PosixDisk())
+    async with await ChannelManager.open(tmp_path / "data", disk=disk) as manager:
+        ops = await persistent(manager)
+        await ops.broadcast(ANN, b"old")
+        disk.fail("remove", OSError(1, "Operation not permitted"), path=".log")
+        await ops.delete(ANN)
+        folder = tmp_path / "data" / channel_hash("ops")
+        assert not (folder / "metadata.bin").exists()
+        assert list(folder.glob("*.log"))  # a leftover, which is nobody's channel
+        assert manager.handlers() == []
+    async with await ChannelManager.open(tmp_path / "data") as manager:
+        assert manager.handlers() == []
+        assert not folder.exists()
+
+
+async def test_a_new_channel_does_not_inherit_the_leftovers_of_a_deleted_one(tmp_path: Path) -> None:
+    disk = FaultyDisk(PosixDisk())
+    async with await ChannelManager.open(tmp_path / "data", disk=disk) as manager:
+        ops = await persistent(manager)
+        for _ in range(5):
+            await ops.broadcast(ANN, b"old")
+        disk.fail("remove", OSError(1, "Operation not permitted"), path=".log")
+        await ops.delete(ANN)
+        ops = await persistent(manager, "ops", BOB)
+        assert await ops.broadcast(BOB, b"new") == 1
+        assert await payloads(ops, who=BOB) == [b"new"]
+
+
+async def test_leftovers_that_will_not_go_keep_a_new_channel_transient(tmp_path: Path) -> None:
+    disk = FaultyDisk(PosixDisk())
+    async with await ChannelManager.open(tmp_path / "data", disk=disk) as manager:
+        ops = await persistent(manager)
+        await ops.broadcast(ANN, b"old")
+        for _ in range(2):
+            disk.fail("remove", OSError(1, "Operation not permitted"), path=".log")
+        await ops.delete(ANN)
+        await ops.join(BOB)
+        with pytest.raises(OSError, match="not permitted"):
+            await ops.configure(BOB, persist=True)
+        assert not (await ops.config(BOB))[0].persist
+
+
+async def test_a_folder_that_is_not_the_handlers_is_passed_over(start: Any, tmp_path: Path) -> None:
+    await persistent(await start())
+    await (await start()).close()
+    (tmp_path / "data" / channel_hash("ops")).rename(tmp_path / "data" / channel_hash("else"))
+    manager = await start()
+    assert manager.handlers() == []
+    assert list(manager.broken) == [channel_hash("else")]
+
+
+async def test_a_second_manager_is_refused(start: Any, tmp_path: Path) -> None:
+    await start()
+    with pytest.raises(Exception, match="lock"):
+        await ChannelManager.open(tmp_path / "data")
+
+
+async def test_restored_members_are_not_counted_against_the_limits(start: Any) -> None:
+    manager = await start()
+    for number in range(3):
+        await persistent(manager, f"ops/{number}", ANN, BOB)
+    manager = await start(ManagerOptions(limits=Limits(max_channels=1, max_channels_per_client=1)))
+    assert len(manager.channels(ANN).items) == 3
+    with refused("RESOURCE_LIMIT_REACHED"):
+        await manager.channel("new").join(EVE)
+    await manager.channel("ops/0").join(EVE)
+    with refused("POLICY_VIOLATION", "subscription limit reached"):
+        await manager.channel("ops/1").join(EVE)
+
+
+async def test_without_authentication_nothing_is_restored_and_nothing_touched(start: Any, tmp_path: Path) -> None:
+    await persistent(await start())
+    await (await start()).close()
+    stale = tmp_path / "data" / ("a" * 64)
+    stale.mkdir()
+    manager = await start(ManagerOptions(authenticated=False))
+    assert manager.handlers() == []
+    ops = manager.channel("ops")
+    await ops.join(BOB)
+    with refused("FORBIDDEN", "persistence requires auth"):
+        await ops.configure(BOB, persist=True)
+    await ops.configure(BOB, persist=False)
+    assert await ops.broadcast(BOB, b"x") == 1
+    assert stale.exists()
+    assert [str(nid) for nid in await (await start()).channel("ops").members(ANN)] == [ANN]
