@@ -43,7 +43,17 @@ if not TYPE_CHECKING:
     except ImportError as exc:
         native = False
         reason = f"the compiled kernel is not installed ({exc})"
-        from penstock.kernel.twin import envelope, filechannel, foldindex, gather, maps, messagelog, natswire, pgss, xchannel
+        from penstock.kernel.twin import (
+            envelope,
+            filechannel,
+            foldindex,
+            gather,
+            maps,
+            messagelog,
+            natswire,
+            pgss,
+            xchannel,
+        )
 else:
     from penstock.kernel import envelope, filechannel, foldindex, gather, maps, messagelog, natswire, pgss, xchannel
 

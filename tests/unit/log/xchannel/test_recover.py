@@ -151,6 +151,6 @@ def test_a_writer_that_dies_at_any_step_of_a_move_strands_nobody(move: str, sync
             Writer.open(path, disk=disk, sync=sync).close()
             assert before == {f.name: f.read_bytes() for f in folder.iterdir() if "penstock-" not in f.name}
         if finished:
-            assert steps >= 2
+            assert steps >= 1  # it died at least once on the way
             return
         steps += 1
