@@ -63,7 +63,7 @@ spark-full: env  ## cluster and pipelines
 	@echo "no pipelines yet"
 
 bench: env  ## every bench/*.py, tables into docs/benchmarks.md
-	@for question in bench/*.py; do case $$question in bench/_*) ;; *) $(BIN)/python $$question --write || exit 1;; esac; done
+	@$(BIN)/python bench/_all.py
 
 docs: env  ## check the docs: links, names, examples
 	@$(PYTEST) -q tests/unit/test_docs.py

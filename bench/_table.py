@@ -1,15 +1,12 @@
-"""What every benchmark shares: the machine's name, markdown tables, and their place in docs/benchmarks.md."""
+"""What benchmarks share: the machine's name, markdown tables, rates for people."""
 
 from __future__ import annotations
 
 import os
 import platform
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 
 
 def machine() -> str:
@@ -36,17 +33,3 @@ def rate(per_second: float) -> str:
         if per_second >= scale:
             return f"{per_second / scale:.3g} {unit}"
     return f"{per_second:.3g} /s"
-
-
-def publish(name: str, text: str, *, write: bool) -> None:
-    """Print a section, and put it into docs/benchmarks.md if asked to."""
-    print(text)
-    if not write:
-        return
-    begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
-    page = PAGE.read_text()
-    if begin not in page:
-        sys.exit(f"{PAGE} has no place for {name}: add {begin} and {end}")
-    before, _, rest = page.partition(begin)
-    _, _, after = rest.partition(end)
-    PAGE.write_text(f"{before}{begin}\n{text}\n{end}{after}")

@@ -4,7 +4,7 @@ SQLite runs in the same run on the same disk: one database in WAL mode with sync
 power cut like a save or a broadcast does here.  It does the same work: a row of metadata replaced per save, a row
 inserted per message.  Both sides are measured from Python.  Turns alternate; every figure is the median of a few.
 
-    python bench/channels.py [--quick] [--write] [--json] [--folder DIR]
+    python bench/channels.py [--quick] [--json] [--folder DIR]
 """
 
 from __future__ import annotations
@@ -270,7 +270,6 @@ def measure(turns: int, folder: str | None, *sides: Callable[[str], float]) -> l
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a smoke run of a few seconds; its figures mean little")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/benchmarks.md")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
     parser.add_argument("--folder", help="where to write; its disk is what is measured")
     options = parser.parse_args()
@@ -325,7 +324,7 @@ def main() -> None:
         return
     table = _table.markdown(("what", "penstock", "SQLite", "ratio"), rows)
     note = "256-byte messages, 10 members a channel; SQLite: WAL, synchronous=FULL unless said otherwise."
-    _table.publish("channels", f"{table}\n\n{note}\n{_table.machine()}", write=options.write)
+    print(f"{table}\n\n{note}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How fast is the queue, one message at a time and in batches, against queues people use from Python?
 
-    python bench/filechannel.py [--quick] [--sizes 64 512] [--folder DIR] [--json] [--write]
+    python bench/filechannel.py [--quick] [--sizes 64 512] [--folder DIR] [--json]
 
 Every queue writes N messages into a fresh folder and reads them back, in this process, in one run on this machine.  All
 are measured the way they come: no queue here syncs each message except where the table says so.  persist-queue and
@@ -16,7 +16,6 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from penstock.log.filechannel import ChannelOptions, FileChannel
 
@@ -194,30 +193,15 @@ def table(rows: list[dict[str, object]]) -> str:
     return "\n".join(lines)
 
 
-def write_into(page: Path, text: str) -> None:
-    """Put the table between its marks in a page, at the end if they are not there."""
-    begin, end = "<!-- filechannel -->", "<!-- /filechannel -->"
-    old = page.read_text() if page.exists() else ""
-    block = f"{begin}\n## Queue (bench/filechannel.py)\n\n{text}\n{end}"
-    if begin in old and end in old:
-        new = old[: old.index(begin)] + block + old[old.index(end) + len(end) :]
-    else:
-        new = old.rstrip() + "\n\n" + block + "\n"
-    page.write_text(new.lstrip("\n"))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a smoke test: small counts, one size")
     parser.add_argument("--json", action="store_true", help="rows as JSON")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/benchmarks.md")
     parser.add_argument("--sizes", type=int, nargs="+", help="payload bytes")
     parser.add_argument("--folder", help="where the queues are made; the temporary folder unless given")
     arguments = parser.parse_args()
     rows = run(arguments.quick, arguments.sizes or list(SIZES[1:2] if arguments.quick else SIZES), arguments.folder)
     print(json.dumps(rows) if arguments.json else table(rows))
-    if arguments.write:
-        write_into(Path(__file__).parents[1] / "docs" / "benchmarks.md", table(rows))
 
 
 if __name__ == "__main__":

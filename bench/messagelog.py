@@ -159,7 +159,6 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=400_000)
     parser.add_argument("--quick", action="store_true", help="a smoke test: few records, one round")
     parser.add_argument("--json", action="store_true", help="figures as JSON instead of a table")
-    parser.add_argument("--write", action="store_true", help="accepted for make bench; the table goes to stdout")
     options = parser.parse_args()
     records, rounds = (20_000, 1) if options.quick else (options.records, 3)
     rows = []

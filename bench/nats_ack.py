@@ -36,7 +36,6 @@ def split_each(subjects: list[str]) -> list[int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one repeat")
-    parser.add_argument("--write", action="store_true", help="accepted for make bench; the table goes to stdout")
     options = parser.parse_args()
     subjects = [
         f"$JS.ACK.KV_routes.c0ns.1.{n}.{n}.1700000000000000000.{10_000 - n}"

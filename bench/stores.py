@@ -270,7 +270,6 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one object a line")
     parser.add_argument("--batch", type=int, action="append", help="only these batch sizes")
     parser.add_argument("--seconds", type=float, default=20.0, help="the most one pass of one contender may take")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/benchmarks.md")
     arguments = parser.parse_args()
     count = min(20_000, arguments.keys) if arguments.quick else arguments.keys
     results = []
@@ -283,14 +282,7 @@ def main() -> None:
     if arguments.json:
         return
     heading = f"{count:,} keys (a fifth of them in batches of 1), 100-byte values, no fsync.\n"
-    if arguments.write:
-        import _table  # beside this file
-
-        _table.publish(
-            "stores", f"Measured on {_table.machine()}. {heading}\n{table(results)}", write=not arguments.quick
-        )
-    else:
-        print(f"{heading}\n{table(results)}")
+    print(f"{heading}\n{table(results)}")
 
 
 if __name__ == "__main__":

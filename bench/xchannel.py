@@ -4,7 +4,7 @@ Peers, in the same run on the same machine: multiprocessing.Queue, faster-fifo, 
 Every figure is the best of a few turns; latency is one way, from just before the send to just after the receive,
 with both sides spinning.
 
-    python bench/xchannel.py [--quick] [--write] [--folder DIR]
+    python bench/xchannel.py [--quick] [--folder DIR]
 """
 
 from __future__ import annotations
@@ -457,7 +457,6 @@ def flat_memory(folder: str, total_bytes: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a smoke run of a few seconds; its figures mean little")
-    parser.add_argument("--write", action="store_true", help="put the tables into docs/benchmarks.md")
     parser.add_argument("--folder", default="/dev/shm" if os.path.isdir("/dev/shm") else None)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -518,8 +517,7 @@ def main() -> None:
     if options.json:
         print(json.dumps(figures, indent=1))
         return
-    heading = f"Measured on {figures['machine']}, channels on {options.folder or 'the temporary folder'}.\n"
-    _table.publish("xchannel", "\n".join([heading, *sections]), write=options.write and not quick)
+    print("\n".join([f"Channels on {options.folder or 'the temporary folder'}.\n", *sections]))
 
 
 if __name__ == "__main__":
