@@ -24,6 +24,7 @@ __all__ = [
     "to_bytes_list",
     "binary_views",
     "decode_envelopes",
+    "messagelog",
 ]
 
 native = True
@@ -31,13 +32,13 @@ reason = ""
 
 if not TYPE_CHECKING:
     try:
-        from penstock.kernel import envelope, gather, maps, xchannel
+        from penstock.kernel import envelope, gather, maps, messagelog, xchannel
     except ImportError as exc:
         native = False
         reason = f"the compiled kernel is not installed ({exc})"
-        from penstock.kernel.twin import envelope, gather, maps, xchannel
+        from penstock.kernel.twin import envelope, gather, maps, messagelog, xchannel
 else:
-    from penstock.kernel import envelope, gather, maps, xchannel
+    from penstock.kernel import envelope, gather, maps, messagelog, xchannel
 
 Mapping = maps.Mapping
 Cursor = xchannel.Cursor

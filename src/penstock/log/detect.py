@@ -18,6 +18,7 @@ __all__ = ["FORMATS", "detect", "open_log"]
 
 FORMATS: Final = {
     "xchannel": "penstock.log.xchannel.log",
+    "messagelog": "penstock.log.messagelog.log",
 }
 
 

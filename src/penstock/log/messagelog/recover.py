@@ -1,0 +1,278 @@
+"""What a writer does before it writes: look at every segment, cut the torn tail, mend the indexes.
+
+The rules are those of the original, with the same bytes as a result, except that nothing is thrown away in silence
+(docs/decisions/040 to 043): what the original cuts or removes is set aside in a file that ends in ``.bad``, unless it
+is a torn last entry or nothing but zeros.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from penstock import kernel
+from penstock.disk import Disk, File, save_atomically
+from penstock.kernel import Mapping
+from penstock.log.messagelog.format import (
+    BAD,
+    ENTRY_OVERHEAD,
+    HEAD,
+    INDEX,
+    INDEX_ENTRY,
+    INDEX_EVERY,
+    LOG,
+    MAX_SENDER_BYTES,
+    Index,
+    Stop,
+    index_capacity,
+    index_problem,
+    segment_name,
+    segment_number,
+    stray_number,
+)
+from penstock.log.messagelog.options import MessageLogOptions
+from penstock.metrics import REGISTRY
+from penstock.types import Problem
+
+__all__ = ["Recovery", "SegmentState", "recover"]
+
+logger = logging.getLogger(__name__)
+
+TRUNCATIONS: Final = REGISTRY.counter(
+    "sealed_segment_truncations", "sealed segments of message logs found to end before their file does"
+)
+SET_ASIDE: Final = REGISTRY.counter("message_log_bytes_set_aside", "bytes of message logs moved to .bad files")
+NEAR: Final = 1 << 20
+"""How far ahead of the last number an entry behind damage may be to be believed."""
+
+
+class SegmentState(msgspec.Struct):
+    """What a writer knows of a segment: its number, its intact bytes and its highest seq."""
+
+    number: int
+    size: int
+    last_seq: int
+
+
+class Walk(msgspec.Struct, frozen=True):
+    """What a walk over the bytes of a segment found; see kernel/messagelog.pyx."""
+
+    end: int
+    stop: int
+    count: int
+    first_seq: int
+    last_seq: int
+    highest_seq: int
+    unordered: int
+    sound_end: int
+    since_index: int
+    index: Index
+
+
+class Recovery(msgspec.Struct):
+    """What was found and mended: segments in order, whether the last is to be written on, and how."""
+
+    segments: list[SegmentState]
+    active: bool = False
+    index_used: int = 0
+    since_index: int = 0
+    repairs: list[Problem] = msgspec.field(default_factory=list)
+
+    @property
+    def last_seq(self) -> int:
+        """The highest number in the log, 0 when it is empty."""
+        return max((segment.last_seq for segment in self.segments), default=0)
+
+
+def walk_segment(data: Mapping | bytes | memoryview, number: int) -> Walk:
+    """Walk over the bytes of a segment.
+
+    >>> walk_segment(kernel.messagelog.encode_one(1, 0, b"", b"hello"), 1).count
+    1
+    """
+    index = np.zeros((len(data) // INDEX_EVERY + 2) * INDEX_ENTRY.itemsize, np.uint8)
+    found = kernel.messagelog.walk(data, number, index)
+    return Walk(*found[:-1], index.view(INDEX_ENTRY)[: found[-1]])
+
+
+def bad_path(disk: Disk, path: str) -> str:
+    """Return a free name beside ``path`` for bytes that are set aside.
+
+    >>> from penstock.disk import MemoryDisk
+    >>> bad_path(MemoryDisk(), "00000000000000000001.log.42")
+    '00000000000000000001.log.42.bad'
+    """
+    target, again = path + BAD, 1
+    while disk.stat(target) is not None:
+        target, again = f"{path}.{again}{BAD}", again + 1
+    return target
+
+
+def map_whole(file: File, size: int) -> Mapping | bytes:
+    """Return all bytes of a file that only this process may change."""
+    return file.map(0, size) if size else b""
+
+
+def recover(disk: Disk, folder: str, options: MessageLogOptions) -> Recovery:
+    """Make a log ready to be written on; the caller holds its lock."""
+    return _Recoverer(disk, folder, options).run()
+
+
+class _Recoverer:
+    def __init__(self, disk: Disk, folder: str, options: MessageLogOptions) -> None:
+        self._disk, self._folder, self._options = disk, folder, options
+        self._capacity = index_capacity(options.segment_bytes)
+        self._result = Recovery([])
+
+    def run(self) -> Recovery:
+        names = self._disk.list(self._folder)
+        numbers = sorted(n for n in map(segment_number, names) if n is not None)
+        strays = [n for n in map(stray_number, names) if n is not None]
+        last = max([*numbers, *strays], default=None)
+        for number in numbers:
+            path = self._path(number, LOG)
+            found = self._disk.stat(path)
+            if found is None or found.is_folder:
+                logger.warning("%s: not a file that can be read, passed over", path)
+            elif found.size == 0:
+                self._remove(number)
+            else:
+                # of two files with the highest number the stray one does not count
+                self._segment(number, found.size, active=number == last)
+        return self._result
+
+    def _segment(self, number: int, size: int, *, active: bool) -> None:
+        path = self._path(number, LOG)
+        with self._disk.modify(path) as file:
+            data = map_whole(file, size)
+            walk = walk_segment(data, number)
+            if active and 0 < walk.sound_end < walk.end:  # the original would remove all of it
+                walk = walk_segment(memoryview(data)[: walk.sound_end], number)
+            if walk.count == 0 or walk.sound_end == 0:
+                self._set_aside_whole(number, data, walk)
+                return
+            if walk.unordered:
+                self._note(path, 0, f"{walk.unordered} entries are not above an earlier one and are passed over")
+            if walk.end < size:
+                self._short(number, file, data, walk, active=active)
+        state = SegmentState(number, walk.end, walk.highest_seq)
+        self._result.segments.append(state)
+        if active:
+            self._index_active(number, walk)
+        else:
+            self._index_sealed(number, walk)
+
+    def _short(self, number: int, file: File, data: Mapping | bytes, walk: Walk, *, active: bool) -> None:
+        """Deal with bytes behind the last intact entry."""
+        path = self._path(number, LOG)
+        if not active:
+            TRUNCATIONS.add()
+            self._note(path, walk.end, "a sealed segment is damaged here; what follows in this file is not read")
+            return
+        if self._worth_keeping(data, walk):
+            kept = self._set_aside(number, walk.end, memoryview(data)[walk.end :])
+            self._note(path, walk.end, f"damaged from here on; {len(data) - walk.end} bytes were set aside in {kept}")
+        else:
+            logger.info("%s: a torn tail of %d bytes was cut", path, len(data) - walk.end)
+        file.truncate(walk.end)
+        file.sync()
+
+    def _worth_keeping(self, data: Mapping | bytes, walk: Walk) -> bool:
+        """Whether a tail is more than one torn entry, or zeros."""
+        view = memoryview(data)
+        tail = view[walk.end :]
+        if not any(tail[start : start + 65536].tobytes().strip(b"\0") for start in range(0, len(tail), 65536)):
+            return False
+        if walk.stop != Stop.SHORT:
+            return True
+        if len(tail) >= HEAD.size:
+            seq, _, sender, payload = HEAD.unpack_from(tail)
+            if seq <= walk.highest_seq or sender > MAX_SENDER_BYTES or payload > self._options.max_payload_bytes:
+                return True
+        if len(tail) > ENTRY_OVERHEAD + MAX_SENDER_BYTES + self._options.max_payload_bytes:
+            return True
+        low = walk.highest_seq
+        return kernel.messagelog.find_entry(data, walk.end + 1, low, low + NEAR) >= 0
+
+    def _set_aside_whole(self, number: int, data: Mapping | bytes, walk: Walk) -> None:
+        path = self._path(number, LOG)
+        if walk.count or self._worth_keeping(data, walk):
+            target = self._bad_path(number, 0)
+            self._disk.rename(path, target)
+            SET_ASIDE.add(len(data))
+            self._note(path, 0, f"no entry is intact; the file was set aside as {os.path.basename(target)}")
+        self._remove(number)
+        self._disk.sync_folder(self._folder)
+
+    def _set_aside(self, number: int, offset: int, data: memoryview) -> str:
+        """Save bytes in a file of their own before they are cut; return its name."""
+        target = self._bad_path(number, offset)
+        save_atomically(self._disk, target, data.tobytes())
+        SET_ASIDE.add(len(data))
+        return os.path.basename(target)
+
+    def _bad_path(self, number: int, offset: int) -> str:
+        return bad_path(self._disk, f"{self._path(number, LOG)}.{offset}")
+
+    # --- Indexes
+
+    def _index_active(self, number: int, walk: Walk) -> None:
+        data = walk.index.tobytes()
+        full = data.ljust(self._capacity, b"\0")
+        path = self._path(number, INDEX)
+        with contextlib.suppress(FileNotFoundError):
+            self._disk.remove(self._path(number, ".tmp"))
+        if self._read(path, len(full)) != full:
+            self._rebuild(number, data)
+            try:
+                with self._disk.modify(path) as file:
+                    file.truncate(len(full))
+            except FileNotFoundError:
+                pass  # the rebuild failed: the writer makes an empty one
+        self._result.active = True
+        self._result.index_used = len(data)
+        self._result.since_index = walk.since_index
+
+    def _index_sealed(self, number: int, walk: Walk) -> None:
+        path = self._path(number, INDEX)
+        problem = index_problem(self._read(path, self._capacity), walk.index, walk.end, self._capacity)
+        if problem is not None:
+            logger.warning("%s at byte %d: %s; it is rebuilt", path, *problem)
+            self._rebuild(number, walk.index.tobytes())
+
+    def _rebuild(self, number: int, data: bytes) -> None:
+        path, temporary = self._path(number, INDEX), self._path(number, ".tmp")
+        try:
+            save_atomically(self._disk, path, data, temporary=temporary)
+        except OSError as exc:
+            logger.warning("%s: cannot be rebuilt (%s); reads do without it", path, exc)
+            with contextlib.suppress(OSError):
+                self._disk.remove(path)
+
+    def _read(self, path: str, most: int) -> bytes:
+        """Return a file's bytes, one more than ``most`` at the most; none when it is missing."""
+        try:
+            with self._disk.open(path) as file:
+                return file.read_at(0, most + 1)
+        except FileNotFoundError:
+            return b""
+
+    # --- Small things
+
+    def _remove(self, number: int) -> None:
+        for ending in (LOG, INDEX):
+            with contextlib.suppress(FileNotFoundError):
+                self._disk.remove(self._path(number, ending))
+
+    def _note(self, path: str, byte: int, reason: str) -> None:
+        problem = Problem(path, byte, reason)
+        logger.warning("%s", problem)
+        self._result.repairs.append(problem)
+
+    def _path(self, number: int, ending: str) -> str:
+        return os.path.join(self._folder, segment_name(number) + ending)

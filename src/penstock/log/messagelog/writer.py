@@ -1,0 +1,524 @@
+"""The writing side of a message log: one writer, entries numbered without end, old segments dropped whole.
+
+Order of what is written (docs/formats/messagelog.md):
+
+    append   entry → index entry, if it is its turn → roll, if the segment is full → retention
+    roll     sync .log → sync .idx → cut .idx → sync .idx → files of the next segment → sync the folder
+    sync     .log → the folder, if it has new names → the durable mark
+
+A crash between any two of these steps leaves a log that readers read on and the next writer continues.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from types import TracebackType
+from typing import Any, Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock import kernel
+from penstock.disk import Disk, File, Handle, PosixDisk
+from penstock.disk.commit import GROUP, Committer
+from penstock.disk.posix import folder_of
+from penstock.errors import ClosedError, OptionsError, ReadOnlyError, UnsupportedError
+from penstock.log.messagelog.active import ActiveSegment
+from penstock.log.messagelog.columns import EntryColumns, entry_columns, sender_bytes
+from penstock.log.messagelog.format import (
+    INDEX,
+    INDEX_ENTRY,
+    LOG,
+    MAX_POSITION,
+    MAX_SENDER_BYTES,
+    MAX_SEQ,
+    index_capacity,
+    segment_name,
+)
+from penstock.log.messagelog.options import MessageLogOptions, Retention, check_retention
+from penstock.log.messagelog.recover import SegmentState, bad_path, recover
+from penstock.log.sidecar import Sidecar
+from penstock.metrics import REGISTRY
+from penstock.types import Problem
+
+__all__ = ["MessageLog"]
+
+logger = logging.getLogger(__name__)
+
+ROLLED: Final = REGISTRY.counter(
+    "message_log_segments_rolled", "segments of message logs sealed because they were full"
+)
+EVICTED: Final = REGISTRY.counter("message_log_segments_evicted", "segments of message logs dropped by retention")
+EVICTED_BYTES: Final = REGISTRY.counter("message_log_evicted_bytes", "bytes of message logs dropped by retention")
+
+CHUNK_BYTES: Final = 4 << 20
+"""How much of an append_many is encoded and written at a time."""
+
+
+class MessageLog(Handle):
+    """The one writer of a message log; a second one is refused.  Safe to use from several threads.
+
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> with MessageLog.open(folder.name + "/ops") as log:
+    ...     log.append(b"hello", sender="ann@localhost")
+    ...     log.append_many([b"one", b"two"], sender="bob@localhost").tolist()
+    ...     log.first_seq, log.last_seq
+    1
+    [2, 3]
+    (1, 3)
+    >>> folder.cleanup()
+    """
+
+    def __init__(self, path: str, disk: Disk, options: MessageLogOptions) -> None:
+        super().__init__()
+        self.path, self.options = path, options
+        self._disk = disk
+        self._mutex = threading.RLock()
+        self._syncing = threading.Lock()  # taken after _mutex, never before it
+        self._sidecar = Sidecar(disk, os.path.join(path, "penstock-"))
+        self._capacity = index_capacity(options.segment_bytes)
+        self._retention: Retention = options.retention
+        self._max_messages = options.max_messages
+        self._segments: list[SegmentState] = []
+        self._active: ActiveSegment | None = None
+        self._dead = self._broken = ""
+        self._floor = 1  # the number the next entry gets, unless it brings a higher one
+        self._marked = 0  # what the durable mark says
+        self._new_names = False
+        self._committer: Committer | None = None
+        self.repairs: list[Problem] = []
+        """What opening found damaged, and what was done about it."""
+        self._make_folder()
+        self._held = self._sidecar.lock()
+        try:
+            self._open()
+        except BaseException:
+            self._sidecar.close()
+            self._held.release()
+            raise
+        if options.sync != "none":
+            interval = options.sync_seconds if options.sync == "interval" else None
+            self._committer = GROUP.committer(self._sync_now, interval=interval)
+
+    @classmethod
+    def open(
+        cls, path: str | os.PathLike[str], options: MessageLogOptions | None = None, *, disk: Disk | None = None
+    ) -> MessageLog:
+        """Open a log for writing, created if it is not there."""
+        return cls(os.fspath(path), disk or PosixDisk(), options or MessageLogOptions())
+
+    # --- Writing
+
+    def append(
+        self,
+        payload: Any,
+        *,
+        sender: str | bytes = b"",
+        timestamp_ns: int | None = None,
+        timestamp_ms: int | None = None,
+        seq: int | None = None,
+        kind: int = 0,
+    ) -> int:
+        """Append one entry and return its number, the next one unless ``seq`` gives a higher one.
+
+        ``payload`` is anything that has bytes.  The time is now unless it is given; the format keeps milliseconds.
+        The entry is visible to every reader when this returns, and durable according to ``sync``.
+        """
+        if kind:
+            raise OptionsError(f"{self.path}: a message log keeps no kinds, so kind={kind} cannot be kept")
+        who = sender_bytes(sender)
+        ms = _milliseconds(timestamp_ns, timestamp_ms)
+        length = len(payload) if type(payload) is bytes else memoryview(payload).nbytes
+        if length > self.options.max_payload_bytes:
+            raise OptionsError(self._too_large(length))
+        if len(who) > MAX_SENDER_BYTES:
+            raise OptionsError(f"{self.path}: a sender of {len(who)} bytes is longer than {MAX_SENDER_BYTES}")
+        with self._mutex:
+            self._check_writable()
+            number = self._number(seq)
+            active = self._active or self._begin(number)
+            data = kernel.messagelog.encode_one(number, ms, who, payload)
+            indexed = active.index_entry(number)
+            since = 0 if active.due else active.since
+            self._write(active, data, indexed, number, since + len(data))
+        self._written()
+        return number
+
+    def append_many(
+        self,
+        payloads: Any,
+        *,
+        sender: Any = None,
+        timestamp_ns: Any = None,
+        seq: Any = None,
+        kind: Any = 0,
+    ) -> NDArray[np.int64]:
+        """Append a list of bytes, an Arrow array or a Batch, and return the numbers.
+
+        ``sender`` and ``timestamp_ns`` are one value for all or one for each; a Batch brings its own unless they are
+        given.  ``seq`` is the first number, or all of them, growing.  Readers may see the first entries before the
+        last are written.
+        """
+        if isinstance(kind, int) and kind:
+            raise OptionsError(f"{self.path}: a message log keeps no kinds, so kind={kind} cannot be kept")
+        plain = isinstance(payloads, list) and isinstance(timestamp_ns, int | None) and isinstance(seq, int | None)
+        plain = plain and isinstance(sender, str | bytes | None)
+        longest = kernel.messagelog.longest(payloads) if plain else -1
+        if longest > self.options.max_payload_bytes:
+            raise OptionsError(self._too_large(longest))
+        if longest >= 0:
+            who = sender_bytes(sender or b"")
+            if len(who) > MAX_SENDER_BYTES:
+                raise OptionsError(f"{self.path}: a sender of {len(who)} bytes is longer than {MAX_SENDER_BYTES}")
+            with self._mutex:
+                numbers = self._append_list(payloads, who, _milliseconds(timestamp_ns, None), seq)
+        else:
+            columns = entry_columns(payloads, sender, timestamp_ns)
+            with self._mutex:
+                numbers = self._append_columns(columns, seq)
+        if len(numbers):
+            self._written()
+        return numbers
+
+    def sync(self) -> int:
+        """Return when everything appended so far survives a power cut, with the bound of it."""
+        with self._mutex:
+            self._check_writable()
+        if self._committer is not None:
+            return self._committer.request().result()
+        return self._sync_now()
+
+    # --- Old segments
+
+    def set_retention(self, retention: Retention, max_messages: int = 0) -> None:
+        """Change how old segments go, from the next append on."""
+        check_retention(retention, max_messages)
+        with self._mutex:
+            self._retention, self._max_messages = retention, max_messages
+
+    def drop_before(self, next_seq: int) -> int:
+        """Drop sealed segments that end below ``next_seq``, never the last one; return how many."""
+        with self._mutex:
+            self._check_writable()
+            return self._drop(next_seq)
+
+    def delete(self) -> None:
+        """Remove every segment.  The log stays open and empty; its numbers go on where they were."""
+        with self._mutex:
+            self._check_writable()
+            next_seq = self._floor
+            with self._syncing:
+                self._sidecar.write_mark(min(next_seq, MAX_SEQ))  # before the entries go that tell the same
+                self._marked = next_seq
+                if self._active is not None:
+                    self._active.sealed = True
+                    self._active.close()
+                self._active = None
+                for segment in self._segments:
+                    self._remove(segment.number)
+                self._segments.clear()
+                self._disk.sync_folder(self.path)
+                self._new_names = False
+
+    # --- What it knows
+
+    @property
+    def first_seq(self) -> int:
+        """The number in the name of the oldest segment, 0 when the log is empty."""
+        with self._mutex:
+            return self._segments[0].number if self._segments else 0
+
+    @property
+    def last_seq(self) -> int:
+        """The number of the newest entry, 0 when the log is empty."""
+        with self._mutex:
+            return max((segment.last_seq for segment in self._segments), default=0)
+
+    @property
+    def next_position(self) -> int:
+        """The number the next entry gets."""
+        with self._mutex:
+            return self._floor
+
+    @property
+    def durable_position(self) -> int | None:
+        """The exclusive bound of what survives a power cut, None before the first sync."""
+        return min(self._marked, MAX_SEQ) or None
+
+    # --- Open and closed
+
+    def close(self) -> None:
+        """Let go of the log and of its lock; with a sync mode, sync once more."""
+        with self._mutex:
+            if self._dead:
+                return
+        try:
+            if self._committer is not None:
+                if not self._broken:
+                    self._committer.request().result()
+                self._committer.close()
+        finally:
+            with self._mutex, self._syncing:
+                self._dead = "the log is closed"
+                if self._active is not None:
+                    self._active.close()
+                self._sidecar.close()
+                self._held.release()
+
+    def forked(self) -> None:
+        """Close in the child of a fork; the log and its lock stay the parent's."""
+        self._mutex, self._syncing = threading.RLock(), threading.Lock()
+        self._dead = "the log was opened before a fork: open its own log in the child"
+        self._committer = None
+        if self._active is not None:
+            self._active.close()
+        self._held.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<MessageLog {self.path} {self._dead or self._broken or f'at {self._floor}'}>"
+
+    # --- Opening
+
+    def _make_folder(self) -> None:
+        found = self._disk.stat(self.path)
+        if found is None:
+            self._disk.make_folder(self.path)
+            self._disk.sync_folder(folder_of(self.path))
+        elif not found.is_folder:
+            raise OptionsError(f"{self.path}: this is a file, a message log is a folder")
+
+    def _open(self) -> None:
+        if self._sidecar.identity() is None:
+            self._sidecar.create_identity(self.options.content)
+        found = recover(self._disk, self.path, self.options)
+        self._segments, self.repairs = found.segments, found.repairs
+        self._marked = self._sidecar.durable_position() or 0
+        self._floor = max(found.last_seq + 1, self._marked)
+        lost = self._marked - 1 - found.last_seq
+        if lost > 0 and self._segments:
+            logger.warning("%s: the last %d numbers given out are gone", self.path, lost)
+        if found.active:
+            state = self._segments[-1]
+            log = self._disk.modify(self._path(state.number, LOG))
+            index = self._index_file(state.number)
+            capacity = max(self._capacity, found.index_used)
+            self._active = ActiveSegment(state, log, index, found.index_used, found.since_index, capacity)
+
+    def _index_file(self, number: int) -> File:
+        try:
+            return self._disk.modify(self._path(number, INDEX))
+        except FileNotFoundError:
+            return self._disk.create(self._path(number, INDEX))
+
+    def _begin(self, number: int) -> ActiveSegment:
+        """Make the segment for ``number`` and write there from now on."""
+        number = max(number, self._segments[-1].number + 1) if self._segments else number
+        path = self._path(number, LOG)
+        left = self._disk.stat(path)
+        if left is not None and left.size:  # not there when the log was opened: somebody else's
+            self._disk.rename(path, bad_path(self._disk, path))
+        self._remove(number)
+        log = self._disk.create(self._path(number, LOG))
+        try:
+            index = self._disk.create(self._path(number, INDEX))
+            index.truncate(self._capacity)
+        except BaseException:
+            log.close()
+            raise
+        self._new_names = True
+        state = SegmentState(number, 0, 0)
+        self._segments.append(state)
+        self._active = ActiveSegment(state, log, index, 0, 0, self._capacity)
+        return self._active
+
+    # --- Moving on
+
+    def _number(self, seq: int | None) -> int:
+        """Return the number of the next entry, or say why ``seq`` cannot be it."""
+        if seq is None:
+            seq = self._floor
+            if seq > MAX_SEQ:
+                raise UnsupportedError(f"{self.path}: the numbers of this log are used up")
+        elif not 0 < seq <= MAX_SEQ:
+            raise OptionsError(f"{self.path}: seq={seq}: numbers are between 1 and 2^64 - 1")
+        elif seq < self._floor:
+            raise OptionsError(f"{self.path}: seq={seq}: must be above {self._floor - 1}, which was given out already")
+        return seq
+
+    def _write(self, active: ActiveSegment, data: bytes, indexed: bytes, last: int, since: int) -> None:
+        """Write encoded entries, the last of them ``last``, and what follows from that."""
+        state = active.state
+        try:
+            active.log.write_at(state.size, data)
+        except BaseException as exc:
+            self._undo(active, exc)
+            raise
+        active.account(len(data), indexed, last, since)
+        self._floor = last + 1
+        if state.size > self.options.segment_bytes:
+            self._roll(active)
+        if self._retention == "count" and self._max_messages:
+            self._drop(self._floor - self._max_messages)
+
+    def _undo(self, active: ActiveSegment, exc: BaseException) -> None:
+        """After a failed write cut off what part of it is there; if even that fails, stop writing."""
+        try:
+            active.log.truncate(active.state.size)
+        except OSError:
+            self._broken = f"an earlier write failed: {exc}"
+
+    def _roll(self, active: ActiveSegment) -> None:
+        """Seal a full segment and begin the next one."""
+        try:
+            with self._syncing:
+                active.seal()
+            self._active = None
+            if self._floor <= MAX_SEQ:
+                self._begin(self._floor)
+            self._disk.sync_folder(self.path)
+        except OSError as exc:
+            self._broken = f"sealing a segment failed: {exc}"
+            raise
+        ROLLED.add()
+
+    def _drop(self, next_seq: int) -> int:
+        dropped = 0
+        while len(self._segments) > 1 and self._segments[0].last_seq < next_seq:
+            segment = self._segments.pop(0)
+            self._remove(segment.number)
+            EVICTED_BYTES.add(segment.size)
+            dropped += 1
+        if dropped:
+            EVICTED.add(dropped)
+        return dropped
+
+    def _remove(self, number: int) -> None:
+        for ending in (LOG, INDEX):
+            with contextlib.suppress(FileNotFoundError):
+                self._disk.remove(self._path(number, ending))
+
+    # --- Many at once
+
+    def _append_list(self, payloads: list[Any], sender: bytes, ms: int, seq: int | None) -> NDArray[np.int64]:
+        self._check_writable()
+        first = self._numbers(seq, len(payloads))
+        index = 0
+        while index < len(payloads):
+            active = self._active or self._begin(first + index)
+            room = active.index_room(CHUNK_BYTES)
+            data, after, since, indexed = kernel.messagelog.encode_list(
+                payloads, index, sender, first + index, ms, self.options.max_payload_bytes, CHUNK_BYTES,
+                active.state.size, active.since, self.options.segment_bytes, active.state.number, room,
+            )  # fmt: skip
+            self._write(active, data, room[: indexed * INDEX_ENTRY.itemsize].tobytes(), first + after - 1, since)
+            index = after
+        return np.arange(first, first + len(payloads), dtype=np.int64)
+
+    def _append_columns(self, columns: EntryColumns, seq: Any) -> NDArray[np.int64]:
+        self._check_writable()
+        count = len(columns.offsets)
+        if count and int(columns.lengths.max()) > self.options.max_payload_bytes:
+            raise OptionsError(self._too_large(int(columns.lengths.max())))
+        numbers = self._number_column(seq, count)
+        index = 0
+        while index < count:
+            active = self._active or self._begin(int(numbers[index]))
+            room = active.index_room(CHUNK_BYTES)
+            data, after, since, indexed = kernel.messagelog.encode_spans(
+                columns.data, columns.offsets, columns.lengths, columns.sender_data, columns.sender_offsets,
+                columns.sender_lengths, numbers, columns.times, index, self.options.max_payload_bytes, CHUNK_BYTES,
+                active.state.size, active.since, self.options.segment_bytes, active.state.number, room,
+            )  # fmt: skip
+            used = room[: indexed * INDEX_ENTRY.itemsize].tobytes()
+            self._write(active, data, used, int(numbers[after - 1]), since)
+            index = after
+        return numbers.view(np.int64)
+
+    def _numbers(self, seq: int | None, count: int) -> int:
+        """Return the first of ``count`` numbers in a row."""
+        if not count:
+            return self._floor
+        first = self._number(seq)
+        if first + count - 1 > MAX_POSITION:
+            raise UnsupportedError(f"{self.path}: numbers above 2^63 - 1 are no positions; append them one by one")
+        return first
+
+    def _number_column(self, seq: Any, count: int) -> NDArray[np.uint64]:
+        if seq is None or isinstance(seq, int | np.integer):
+            first = self._numbers(None if seq is None else int(seq), count)
+            return np.arange(first, first + count, dtype=np.uint64)
+        numbers = np.asarray(seq)
+        if numbers.shape != (count,) or not np.issubdtype(numbers.dtype, np.integer):
+            raise OptionsError(f"{self.path}: seq needs one number for each of {count} entries")
+        if count:
+            self._number(int(numbers[0]))
+            if int(numbers.max()) > MAX_POSITION:
+                raise UnsupportedError(f"{self.path}: numbers above 2^63 - 1 are no positions; append them one by one")
+            if not (numbers[1:] > numbers[:-1]).all():
+                raise OptionsError(f"{self.path}: the numbers of seq must grow")
+        return np.ascontiguousarray(numbers.astype(np.uint64))
+
+    # --- Durability
+
+    def _written(self) -> None:
+        if self._committer is None:
+            return
+        if self.options.sync == "always":
+            self._committer.request().result()
+        else:
+            self._committer.touch()
+
+    def _sync_now(self) -> int:
+        """Sync what was written, then move the mark; runs on the group's thread."""
+        with self._mutex:
+            self._check_writable()
+            bound, active, new_names = self._floor, self._active, self._new_names
+            self._new_names = False
+        try:
+            with self._syncing:
+                if active is not None and not active.sealed:  # a roll in between has synced it
+                    active.log.sync()
+                if new_names:
+                    self._disk.sync_folder(self.path)
+                # Not synced itself: recovery does not need it, so one that lags behind does no harm.
+                if self._marked < bound:
+                    self._sidecar.mark.write(self._disk.boot_id(), min(bound, MAX_SEQ), sync=False)
+                    self._marked = bound
+        except OSError as exc:
+            self._broken = f"a sync failed, so what it was to save may be lost: {exc}"
+            raise
+        return bound
+
+    # --- Small things
+
+    def _check_writable(self) -> None:
+        if self._dead:
+            raise ClosedError(f"{self.path}: {self._dead}")
+        if self._broken:
+            raise ReadOnlyError(f"{self.path}: {self._broken}")
+
+    def _too_large(self, length: int) -> str:
+        most = self.options.max_payload_bytes
+        return f"{self.path}: a payload of {length} bytes is larger than max_payload_bytes={most}"
+
+    def _path(self, number: int, ending: str) -> str:
+        return os.path.join(self.path, segment_name(number) + ending)
+
+
+def _milliseconds(timestamp_ns: int | None, timestamp_ms: int | None) -> int:
+    if timestamp_ms is None:
+        timestamp_ms = (time.time_ns() if timestamp_ns is None else timestamp_ns) // 1_000_000
+    if not 0 <= timestamp_ms <= MAX_SEQ:
+        raise OptionsError(f"a time of {timestamp_ms} ms does not fit 64 bits")
+    return timestamp_ms

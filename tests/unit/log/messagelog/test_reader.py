@@ -1,0 +1,187 @@
+"""What the reader of a message log promises beyond the common face."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import ClosedError, OptionsError, ReplacedError
+from penstock.log import detect, open_log
+from penstock.log.messagelog import MessageLog, MessageLogOptions, MessageLogReader
+from penstock.log.messagelog.format import segment_name
+from penstock.log.messagelog.log import CRC_FAILURES
+
+LARGE = MessageLogOptions(sync="none", segment_bytes=30_000)
+
+
+def fill(path: Path, count: int = 500) -> None:
+    with MessageLog.open(path, LARGE) as log:
+        log.append_many([b"%d" % n * 30 for n in range(1, count + 1)], sender="ann@localhost", timestamp_ns=7_000_000)
+
+
+def test_a_folder_of_segments_is_recognised(tmp_path: Path) -> None:
+    fill(tmp_path / "log", 1)
+    assert detect(str(tmp_path / "log")) == "messagelog"
+    with open_log(str(tmp_path / "log")) as log:
+        assert log.format == "messagelog"
+        record = log.read(1)[0]
+        assert (record.timestamp_ns, record.kind) == (7_000_000, None)
+        assert record.extra is not None
+        assert (record.extra["seq"], bytes(record.extra["from"])) == (1, b"ann@localhost")  # type: ignore[call-overload]
+    with pytest.raises(OptionsError):
+        detect(str(tmp_path))
+
+
+def test_every_position_is_found_through_the_index(tmp_path: Path) -> None:
+    fill(tmp_path)
+    with MessageLogReader(tmp_path) as log:
+        for position in [*range(500, 0, -7), *range(1, 501, 13)]:
+            batch = log.read(position, 3)
+            assert batch.positions[0] == position
+            assert batch.to_payloads()[0] == b"%d" % position * 30
+
+
+def test_an_index_that_lies_is_found_out(tmp_path: Path) -> None:
+    fill(tmp_path)
+    path = tmp_path / (segment_name(1) + ".idx")
+    good = path.read_bytes()
+    for byte in range(12, len(good)):
+        path.write_bytes(good[:byte] + bytes([good[byte] ^ 0x15]) + good[byte + 1 :])
+        with MessageLogReader(tmp_path) as log:
+            for position in (30, 60, 90, 120, 150):
+                assert log.read(position, 1).positions.tolist() == [position]
+            assert any(problem.file == str(path) for problem in log.verify())
+
+
+def test_a_log_written_by_another_process_is_followed_across_rolls(tmp_path: Path) -> None:
+    code = """
+import sys, time
+from penstock.log.messagelog import MessageLog, MessageLogOptions
+with MessageLog.open(sys.argv[1], MessageLogOptions(segment_bytes=3000)) as log:
+    for n in range(1, 401):
+        log.append(b"%d" % n * 10)
+        if n % 50 == 0:
+            time.sleep(0.01)
+"""
+    MessageLog.open(tmp_path).close()
+    child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], env=os.environ)
+    found: list[int] = []
+    with MessageLogReader(tmp_path) as log:
+        for batch in log.tail(1, timeout=20):
+            found += batch.positions.tolist()
+            assert batch.to_payloads() == [b"%d" % n * 10 for n in batch.positions.tolist()]
+            if len(found) >= 400:
+                break
+    assert child.wait(20) == 0
+    assert found == list(range(1, 401))
+
+
+def test_retention_under_a_reader_expires_its_position(tmp_path: Path) -> None:
+    options = MessageLogOptions(sync="none", segment_bytes=1000)
+    with MessageLog.open(tmp_path, options) as log, MessageLogReader(tmp_path) as reader:
+        log.append_many([bytes(100)] * 50)
+        held = reader.read(1)
+        log.drop_before(40)
+        assert held.to_payloads()[0] == bytes(100)  # what was read stays
+        assert reader.first_position > 1
+        assert reader.read(reader.first_position).positions[0] == reader.first_position
+
+
+def test_damage_in_a_sealed_segment_is_counted_and_reading_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(tmp_path)
+    path = tmp_path / (segment_name(1) + ".log")
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    counted = CRC_FAILURES.value()
+    with MessageLogReader(tmp_path) as log:
+        found = [entry.seq for entry in log.entries()]
+        list(log.entries())
+        problems = [problem for problem in log.verify() if problem.file == str(path)]
+    assert found[-1] == 500
+    assert 1 < len(found) < 500
+    assert CRC_FAILURES.value() == counted + 1
+    assert "damaged" in caplog.text
+    assert "checksum" in problems[0].reason
+    assert "next intact entry" in problems[0].reason
+
+
+def test_verify_names_gaps_and_what_is_out_of_order(tmp_path: Path) -> None:
+    from penstock import kernel
+
+    with MessageLog.open(tmp_path) as log:
+        log.append(b"a")
+        log.append(b"b", seq=5)
+    path = tmp_path / (segment_name(1) + ".log")
+    with path.open("ab") as file:
+        file.write(kernel.messagelog.encode_one(3, 0, b"", b"late"))
+    with MessageLogReader(tmp_path) as reader:
+        assert [str(problem) for problem in reader.verify()] == [
+            f"{path} at byte 27: a gap: 2 to 4 are missing",
+            f"{path} at byte 54: entry 3 is not above entry 5 before it",
+        ]
+        assert reader.read(1).positions.tolist() == [1, 5]
+
+
+def test_verify_names_a_torn_tail(tmp_path: Path) -> None:
+    fill(tmp_path, 3)
+    path = tmp_path / (segment_name(1) + ".log")
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size - 5)
+    with MessageLogReader(tmp_path) as reader:
+        (problem,) = reader.verify()
+        assert problem.file == str(path)
+        assert "are left" in problem.reason
+        assert reader.read(1).positions.tolist() == [1, 2]
+
+
+def test_a_recreated_log_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    fill(path, 3)
+    with MessageLogReader(path) as reader:
+        assert len(reader.read(1)) == 3
+        shutil.rmtree(path)
+        with pytest.raises(ReplacedError):
+            reader.read(4)
+        fill(path, 4)
+        with pytest.raises(ReplacedError):
+            reader.read(4)
+
+
+def test_a_large_entry_in_the_active_segment_is_read_whole(tmp_path: Path) -> None:
+    with MessageLog.open(tmp_path, MessageLogOptions(max_payload_bytes=9 << 20)) as log:
+        log.append(b"small")
+        log.append(b"L" * (9 << 20))
+        log.append(b"after")
+        with MessageLogReader(tmp_path) as reader:
+            assert [len(entry.payload) for entry in reader.entries()] == [5, 9 << 20, 5]
+            assert reader.read(2, 1).positions.tolist() == [2]
+            assert reader.next_position == 4
+
+
+def test_a_closed_reader_says_so(tmp_path: Path) -> None:
+    fill(tmp_path, 1)
+    reader = MessageLogReader(tmp_path)
+    reader.close()
+    with pytest.raises(ClosedError):
+        reader.read(1)
+    with pytest.raises(OptionsError, match="no message log"):
+        MessageLogReader(tmp_path / "nowhere")
+
+
+def test_limits_of_reads(tmp_path: Path) -> None:
+    fill(tmp_path, 3)
+    with MessageLogReader(tmp_path) as reader:
+        assert len(reader.read(1, 0)) == 0
+        assert len(reader.read(4)) == 0
+        assert reader.read(4).next_position == 4
+        assert list(reader.entries(1, 0)) == []
+        with pytest.raises(OptionsError, match="2\\^63"):
+            reader.read(1 << 63)
