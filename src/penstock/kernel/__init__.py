@@ -25,6 +25,8 @@ __all__ = [
     "binary_views",
     "decode_envelopes",
     "messagelog",
+    "Fold",
+    "pgss",
 ]
 
 native = True
@@ -32,13 +34,13 @@ reason = ""
 
 if not TYPE_CHECKING:
     try:
-        from penstock.kernel import envelope, gather, maps, messagelog, xchannel
+        from penstock.kernel import envelope, foldindex, gather, maps, messagelog, pgss, xchannel
     except ImportError as exc:
         native = False
         reason = f"the compiled kernel is not installed ({exc})"
-        from penstock.kernel.twin import envelope, gather, maps, messagelog, xchannel
+        from penstock.kernel.twin import envelope, foldindex, gather, maps, messagelog, pgss, xchannel
 else:
-    from penstock.kernel import envelope, gather, maps, messagelog, xchannel
+    from penstock.kernel import envelope, foldindex, gather, maps, messagelog, pgss, xchannel
 
 Mapping = maps.Mapping
 Cursor = xchannel.Cursor
@@ -48,3 +50,4 @@ gather_spans = gather.gather
 to_bytes_list = gather.to_bytes_list
 binary_views = gather.binary_views
 decode_envelopes = envelope.decode
+Fold = foldindex.Fold

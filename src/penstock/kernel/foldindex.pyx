@@ -1,0 +1,460 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""The live keys of a PGSS log, by key.
+
+The bytes of the log lie in one buffer, a mapped file as a rule.  The index keeps, for each live key, the
+offset of its put record and nothing else: keys, values and versions are read from the record.  A hash
+table of (32 hash bits, slot) finds the slot of a key, ``offs`` the record of a slot.
+
+For ordered reads there is ``order``, slots sorted by key, and ``fresh``, slots not yet sorted in.  The
+slot of a deleted key stays in its list, flagged DEAD, until the list is rebuilt: its old record still
+names the key.  Whoever calls a method holds a lock.
+"""
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.string cimport memcmp, memcpy
+
+from penstock.kernel.atomics cimport get16, get32
+from penstock.kernel.crc cimport crc_init
+from penstock.kernel.murmur cimport murmur
+from penstock.kernel.pgssrecord cimport *
+
+import numpy as np
+
+crc_init()
+
+cdef int64_t DEAD = (<int64_t>1) << 62
+cdef int64_t DROPPED = -1
+
+
+cdef void *grown(void *array, int64_t count, int64_t *room, size_t item) noexcept nogil:
+    """Return an array with room for one more than count, or NULL."""
+    cdef void *larger = array
+    if count >= room[0]:
+        larger = realloc(array, <size_t>(room[0] * 2 + 64) * item)
+        if larger is not NULL:
+            room[0] = room[0] * 2 + 64
+    return larger
+
+
+cdef class Fold:
+    """The live keys of a log; see the head of this module."""
+
+    cdef Py_buffer view
+    cdef bint attached
+    cdef const uint8_t *data
+    cdef readonly int64_t size
+    cdef uint64_t *table  # hash bits << 32 | slot + 1; zero is free
+    cdef uint64_t mask
+    cdef int64_t *offs
+    cdef uint32_t *order
+    cdef uint32_t *fresh
+    cdef uint32_t *spare
+    cdef int64_t slots, slots_room, ordered, order_room, unsorted_count, fresh_room, spares, spare_room
+    cdef readonly int64_t count, live_bytes, cursors, generation
+    cdef readonly bint redundant
+    cdef bint pinned
+    cdef uint64_t low, high
+    cdef uint8_t[16] token
+    cdef int token_len
+
+    def __cinit__(self):
+        self.mask = 63
+        self.table = <uint64_t *>calloc(64, sizeof(uint64_t))
+        if self.table is NULL:
+            raise MemoryError
+
+    def __dealloc__(self):
+        if self.attached:
+            PyBuffer_Release(&self.view)
+        free(self.table)
+        free(self.offs)
+        free(self.order)
+        free(self.fresh)
+        free(self.spare)
+
+    @property
+    def cursor(self):
+        """The bytes of the last cursor record."""
+        return PyBytes_FromStringAndSize(<char *>self.token, self.token_len)
+
+    @property
+    def digest(self):
+        """The sum of the hashes of all live records, modulo 2**128."""
+        return (int(self.high) << 64) | int(self.low)
+
+    @property
+    def unsorted(self):
+        """How many slots are not in key order yet."""
+        return self.unsorted_count
+
+    def attach(self, buffer, int64_t size):
+        """Take ``size`` bytes of ``buffer`` as the log; what was indexed must lie where it lay."""
+        cdef Py_buffer view
+        PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
+        if size < 0 or size > view.len:
+            PyBuffer_Release(&view)
+            raise ValueError(f"{size} bytes of a buffer of {view.len}")
+        if self.attached:
+            PyBuffer_Release(&self.view)
+        self.view = view
+        self.attached = True
+        self.data = <const uint8_t *>view.buf
+        self.size = size
+
+    def index(self, int64_t start, bint check):
+        """Replay from ``start`` to the end; return (where it stopped, status, detail)."""
+        cdef int64_t at = start
+        cdef int status = CLEAN
+        cdef Rec r
+        r.detail = 0
+        if not 0 <= start <= self.size:
+            raise ValueError(f"cannot replay from {start} of {self.size} bytes")
+        with nogil:
+            while at < self.size:
+                status = parse(self.data, self.size, at, check, &r)
+                if status == CLEAN and not self.replay(at, &r):
+                    status = NO_MEMORY
+                if status != CLEAN:
+                    break
+                at += r.total
+        if status == NO_MEMORY:
+            raise MemoryError
+        return at, status, r.detail
+
+    def find(self, bytes key not None):
+        """Return the offset of the put record of a key, or -1."""
+        cdef uint64_t place
+        cdef uint64_t[2] digest
+        murmur(<const uint8_t *>PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key), digest)
+        if not self.probe(<const uint8_t *>PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key), digest[0], &place):
+            return -1
+        return self.offs[<uint32_t>self.table[place] - 1]
+
+    def read(self, int64_t at):
+        """Return (key, value, version) of the put record at an offset."""
+        cdef Rec r
+        if not 0 <= at < self.size or parse(self.data, self.size, at, False, &r) != CLEAN or r.kind != PUT:
+            raise ValueError(f"no put record at {at}")
+        cdef const char *p = <const char *>self.data
+        return (
+            PyBytes_FromStringAndSize(p + r.key, r.key_len),
+            PyBytes_FromStringAndSize(p + r.value, r.value_len),
+            PyBytes_FromStringAndSize(p + r.version, r.version_len),
+        )
+
+    def select(self, bytes prefix not None):
+        """Return the offsets of the live records whose key begins with ``prefix``, in key order."""
+        cdef const uint8_t *want = <const uint8_t *>PyBytes_AS_STRING(prefix)
+        cdef int64_t n = PyBytes_GET_SIZE(prefix), low, high, end, i, k = 0, sorted_count
+        cdef uint32_t *slots
+        cdef int64_t *found
+        low, high = self.bound(want, n, 0, self.ordered, False), 0
+        end = self.bound(want, n, low, self.ordered, True)
+        result = np.empty(end - low + self.unsorted_count, np.int64)
+        cdef int64_t[::1] view = result
+        slots = <uint32_t *>malloc((end - low + self.unsorted_count + 1) * sizeof(uint32_t))
+        if slots is NULL:
+            raise MemoryError
+        cdef bint ok = True
+        if view.shape[0]:
+            found = &view[0]
+            with nogil:
+                for i in range(low, end):
+                    if self.offs[self.order[i]] < DEAD:
+                        slots[k], found[k] = self.order[i], self.offs[self.order[i]]
+                        k += 1
+                sorted_count = k
+                for i in range(self.unsorted_count):
+                    if (self.offs[self.fresh[i]] < DEAD
+                            and compare_prefix(self.data, self.offs[self.fresh[i]], want, n) == 0):
+                        slots[k], found[k] = self.fresh[i], self.offs[self.fresh[i]]
+                        k += 1
+                if k > sorted_count:
+                    ok = sort_slots(self.data, slots, found, sorted_count, k)
+        free(slots)
+        if not ok:
+            raise MemoryError
+        return result[:k]
+
+    def live(self):
+        """Return (slots, offsets, how many of them are in key order) of all live records."""
+        cdef int64_t i, k = 0, sorted_count
+        slots, offsets = np.empty(self.count, np.uint32), np.empty(self.count, np.int64)
+        cdef uint32_t[::1] s = slots
+        cdef int64_t[::1] o = offsets
+        with nogil:
+            for i in range(self.ordered):
+                if self.offs[self.order[i]] < DEAD:
+                    s[k], o[k] = self.order[i], self.offs[self.order[i]]
+                    k += 1
+            sorted_count = k
+            for i in range(self.unsorted_count):
+                if self.offs[self.fresh[i]] < DEAD:
+                    s[k], o[k] = self.fresh[i], self.offs[self.fresh[i]]
+                    k += 1
+        return slots, offsets, sorted_count
+
+    def take(self):
+        """Return live(), and keep its slots for these keys until switch or let_go."""
+        self.prune()
+        self.pinned = True
+        return self.live()
+
+    def let_go(self):
+        """Forget a take that came to nothing."""
+        self.pinned = False
+        self.collect_spares()
+
+    def adopt(self, const uint32_t[::1] slots not None):
+        """Make ``slots``, sorted by key, the order; the slots that came since stay fresh.
+
+        They come from a live() of the same generation.
+        """
+        cdef int64_t i, k = 0
+        cdef uint8_t *known = <uint8_t *>calloc(self.slots + 1, 1)
+        cdef uint32_t *order = <uint32_t *>malloc((slots.shape[0] + 64) * sizeof(uint32_t))
+        cdef uint32_t *fresh = <uint32_t *>malloc((self.ordered + self.unsorted_count + 64) * sizeof(uint32_t))
+        if known is NULL or order is NULL or fresh is NULL:
+            free(known)
+            free(order)
+            free(fresh)
+            raise MemoryError
+        with nogil:
+            for i in range(slots.shape[0]):
+                known[slots[i]] = 1
+                if self.offs[slots[i]] != DROPPED:
+                    order[k] = slots[i]
+                    k += 1
+            self.fresh_room = self.ordered + self.unsorted_count + 64
+            self.order_room = slots.shape[0] + 64
+            i = self.rest_of(self.order, self.ordered, known, fresh, 0)
+            self.unsorted_count = self.rest_of(self.fresh, self.unsorted_count, known, fresh, i)
+            self.ordered = k
+            free(self.order)
+            free(self.fresh)
+            self.order, self.fresh = order, fresh
+        free(known)
+        if not self.pinned:
+            self.collect_spares()
+
+    def switch(
+        self,
+        const uint32_t[::1] slots not None,
+        const int64_t[::1] old not None,
+        const int64_t[::1] new not None,
+        int64_t taken_at,
+        int64_t base,
+        buffer,
+        int64_t size,
+    ):
+        """Go over to a rewritten log: records taken moved from old to new, later ones from taken_at to base."""
+        cdef int64_t i, at, dead
+        if not slots.shape[0] == old.shape[0] == new.shape[0]:
+            raise ValueError("the columns of a switch differ in length")
+        cdef int64_t *moved = <int64_t *>malloc((self.slots + 1) * sizeof(int64_t))
+        if moved is NULL:
+            raise MemoryError
+        with nogil:
+            for i in range(self.slots):
+                moved[i] = self.offs[i]
+                if self.offs[i] != DROPPED and (self.offs[i] & ~DEAD) >= taken_at:
+                    moved[i] = self.offs[i] - taken_at + base
+            for i in range(slots.shape[0]):
+                at = self.offs[slots[i]]
+                dead = at & DEAD
+                if at != DROPPED and (at & ~DEAD) == old[i]:
+                    moved[slots[i]] = new[i] | dead
+            free(self.offs)
+            self.offs = moved
+            self.slots_room = self.slots + 1
+        self.attach(buffer, size)
+        self.pinned = self.redundant = False
+        self.adopt(slots)
+
+    # --- Without the GIL
+
+    cdef int64_t rest_of(
+        self, uint32_t *slots, int64_t count, const uint8_t *known, uint32_t *out, int64_t k
+    ) noexcept nogil:
+        cdef int64_t i
+        for i in range(count):
+            if not known[slots[i]]:
+                out[k] = slots[i]
+                k += 1
+        return k
+
+    cdef bint replay(self, int64_t at, Rec *r) noexcept nogil:
+        cdef uint64_t digest[2]
+        cdef uint64_t place
+        cdef uint32_t slot
+        if r.kind == CURSOR:
+            self.cursors += 1
+            if self.token_len:
+                self.redundant = True
+            memcpy(self.token, self.data + r.version, r.version_len)
+            self.token_len = <int>r.version_len
+            return True
+        murmur(self.data + r.key, r.key_len, digest)
+        if self.probe(self.data + r.key, r.key_len, digest[0], &place):
+            slot = <uint32_t>self.table[place] - 1
+            self.redundant = True
+            self.account(self.offs[slot], False)
+            if r.kind == PUT:
+                self.offs[slot] = at
+                self.account(at, True)
+            else:
+                self.offs[slot] |= DEAD
+                self.unlink(place)
+            return True
+        if r.kind == DELETE:
+            self.redundant = True
+            return True
+        return self.insert(at, digest[0])
+
+    cdef void account(self, int64_t at, bint add) noexcept nogil:
+        """Add a put record to the sums, or take it out of them."""
+        cdef int64_t n = get16(self.data + at + 5), total
+        cdef uint64_t hashed[2]
+        total = 7 + n + 4 + <int64_t>get32(self.data + at + 7 + n)
+        total += 1 + self.data[at + total]
+        murmur(self.data + at + 5, total - 5, hashed)
+        if add:
+            self.count += 1
+            self.live_bytes += total
+            self.low += hashed[0]
+            self.high += hashed[1] + (self.low < hashed[0])
+        else:
+            self.count -= 1
+            self.live_bytes -= total
+            self.high -= hashed[1] + (self.low < hashed[0])
+            self.low -= hashed[0]
+
+    cdef bint probe(self, const uint8_t *key, int64_t n, uint64_t hashed, uint64_t *place) noexcept nogil:
+        """Find a key in the table; ``place`` is where it is, or where it would go."""
+        cdef uint64_t bits = hashed >> 32, i = bits & self.mask
+        cdef int64_t at
+        while self.table[i]:
+            if self.table[i] >> 32 == bits:
+                at = self.offs[<uint32_t>self.table[i] - 1]
+                if get16(self.data + at + 5) == n and not memcmp(self.data + at + 7, key, n):
+                    place[0] = i
+                    return True
+            i = (i + 1) & self.mask
+        place[0] = i
+        return False
+
+    cdef void unlink(self, uint64_t place) noexcept nogil:
+        """Empty a place of the table and close the gap behind it."""
+        cdef uint64_t gap = place, i = place
+        while True:
+            i = (i + 1) & self.mask
+            if not self.table[i]:
+                break
+            if ((i - (self.table[i] >> 32)) & self.mask) >= ((i - gap) & self.mask):
+                self.table[gap] = self.table[i]
+                gap = i
+        self.table[gap] = 0
+
+    cdef bint insert(self, int64_t at, uint64_t hashed) noexcept nogil:
+        """Give a new key its slot."""
+        cdef uint64_t i
+        cdef uint32_t slot
+        cdef void *array
+        if <uint64_t>(self.count + 1) * 3 > (self.mask + 1) * 2 and not self.rehash():
+            return False
+        if self.spares:
+            self.spares -= 1
+            slot = self.spare[self.spares]
+        else:
+            array = grown(self.offs, self.slots, &self.slots_room, sizeof(int64_t))
+            if array is NULL:
+                return False
+            self.offs = <int64_t *>array
+            slot = <uint32_t>self.slots
+            self.slots += 1
+        self.offs[slot] = at
+        if not self.unsorted_count and (
+            not self.ordered
+            or compare_keys(self.data, self.offs[self.order[self.ordered - 1]] & ~DEAD, at) < 0
+        ):
+            array = grown(self.order, self.ordered, &self.order_room, sizeof(uint32_t))
+            if array is NULL:
+                return False
+            self.order = <uint32_t *>array
+            self.order[self.ordered] = slot
+            self.ordered += 1
+        else:
+            array = grown(self.fresh, self.unsorted_count, &self.fresh_room, sizeof(uint32_t))
+            if array is NULL:
+                return False
+            self.fresh = <uint32_t *>array
+            self.fresh[self.unsorted_count] = slot
+            self.unsorted_count += 1
+        i = (hashed >> 32) & self.mask
+        while self.table[i]:
+            i = (i + 1) & self.mask
+        self.table[i] = (hashed >> 32) << 32 | (slot + 1)
+        self.account(at, True)
+        return True
+
+    cdef bint rehash(self) noexcept nogil:
+        cdef uint64_t old_mask = self.mask, mask = self.mask * 2 + 1, i, j
+        cdef uint64_t *table = <uint64_t *>calloc(mask + 1, sizeof(uint64_t))
+        if table is NULL:
+            return False
+        for i in range(old_mask + 1):
+            if self.table[i]:
+                j = (self.table[i] >> 32) & mask
+                while table[j]:
+                    j = (j + 1) & mask
+                table[j] = self.table[i]
+        free(self.table)
+        self.table, self.mask = table, mask
+        return True
+
+    cdef int64_t bound(self, const uint8_t *prefix, int64_t n, int64_t low, int64_t high, bint above) noexcept nogil:
+        """Return the first place in order that is not below the prefix, or that is above it."""
+        cdef int64_t mid
+        cdef int order
+        while low < high:
+            mid = (low + high) // 2
+            order = compare_prefix(self.data, self.offs[self.order[mid]] & ~DEAD, prefix, n)
+            if order < 0 or (above and order == 0):
+                low = mid + 1
+            else:
+                high = mid
+        return low
+
+    cdef void prune(self) noexcept:
+        """Take the slots of deleted keys out of both lists."""
+        self.ordered = self.without_dead(self.order, self.ordered)
+        self.unsorted_count = self.without_dead(self.fresh, self.unsorted_count)
+
+    cdef int64_t without_dead(self, uint32_t *slots, int64_t count) noexcept nogil:
+        cdef int64_t i, k = 0
+        for i in range(count):
+            if self.offs[slots[i]] < DEAD:
+                slots[k] = slots[i]
+                k += 1
+            else:
+                self.offs[slots[i]] = DROPPED
+        return k
+
+    cdef int collect_spares(self) except -1:
+        """Make every slot that no list holds free for new keys."""
+        cdef int64_t i
+        cdef void *array
+        self.prune()
+        self.spares = 0
+        self.generation += 1
+        for i in range(self.slots):
+            if self.offs[i] == DROPPED:
+                array = grown(self.spare, self.spares, &self.spare_room, sizeof(uint32_t))
+                if array is NULL:
+                    raise MemoryError
+                self.spare = <uint32_t *>array
+                self.spare[self.spares] = <uint32_t>i
+                self.spares += 1
+        return 0

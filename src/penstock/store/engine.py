@@ -1,0 +1,235 @@
+"""What the stores on real engines share: batches, count and digest, entries."""
+
+from __future__ import annotations
+
+import threading
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from penstock.batch import UpdateBatch
+from penstock.disk import Handle
+from penstock.errors import ClosedError, CorruptionError, OptionsError
+from penstock.kernel import pgss
+from penstock.store.appendlog import batch_of
+from penstock.store.digest import MODULUS, digest_text
+from penstock.store.face import SCAN_LIMIT
+from penstock.store.pgss import encode_updates
+from penstock.store.reader import SharedReader, entries_of
+from penstock.store.records import (
+    CURSOR_KEY,
+    STATE_KEY,
+    batch_of_records,
+    decode_cursor,
+    decode_entry,
+    pack_state,
+    token_json,
+    unpack_state,
+)
+from penstock.types import KvEntry, KvUpdate, Problem, WatchCursor
+
+__all__ = ["EngineStore", "after_prefix"]
+
+Changes = dict[bytes, bytes | None]
+
+
+class EngineStore(Handle):
+    """A store whose data and meta tables are an engine's; see RocksStore and LmdbStore.
+
+    An engine brings six methods: read meta, read many keys, write changes and meta in one transaction,
+    iterate a prefix, count its bytes, and let go.
+    """
+
+    backend = ""
+    backend_version = ""
+
+    def __init__(self, path: str, *, read_only: bool) -> None:
+        super().__init__()
+        self.path, self.read_only = path, read_only
+        self._writing = threading.Lock()
+        self._closed = False
+
+    def _begin(self) -> None:
+        """Read cursor, count and digest; called when the engine is open."""
+        self._token = decode_cursor(self.path, self._read_meta(CURSOR_KEY))
+        kept = unpack_state(self._read_meta(STATE_KEY), self._token.raw)
+        self._count, self._digest = self._recompute() if kept is None else kept
+
+    # --- What an engine brings
+
+    @abstractmethod
+    def _read_meta(self, key: bytes) -> bytes | None: ...
+
+    @abstractmethod
+    def _read_many(self, keys: list[bytes]) -> list[bytes | None]: ...
+
+    @abstractmethod
+    def _write(self, changes: Changes, meta: dict[bytes, bytes]) -> None: ...
+
+    @abstractmethod
+    def _iterate(self, prefix: bytes, limit: int) -> Iterator[tuple[list[bytes], list[bytes]]]: ...
+
+    @abstractmethod
+    def _bytes(self) -> int: ...
+
+    @abstractmethod
+    def _release(self) -> None: ...
+
+    def _check_keys(self, batch: UpdateBatch) -> None:
+        """Refuse keys that the engine cannot hold."""
+
+    # --- The contract
+
+    def apply(self, updates: UpdateBatch | Iterable[KvUpdate], cursor: WatchCursor) -> None:
+        """Write the updates, the cursor, count and digest in one transaction of the engine."""
+        self._check()
+        if self.read_only:
+            raise OptionsError(f"{self.path}: the store was opened for reading")
+        batch = batch_of(self.path, updates)
+        encode_updates(self.path, batch)  # the same limits for every backend
+        self._check_keys(batch)
+        changes = _changes(batch)
+        names, token = list(changes), cursor.token
+        with self._writing:
+            self._check()
+            gone, old = pgss.digest_values(names, self._read_many(names)) if names else (0, 0)
+            came, new = pgss.digest_values(names, list(changes.values()))
+            count, digest = self._count - gone + came, (self._digest - old + new) % MODULUS
+            self._write(changes, {CURSOR_KEY: token.raw, STATE_KEY: pack_state(count, digest, token.raw)})
+            self._count, self._digest, self._token = count, digest, token
+
+    def get(self, key: str) -> KvEntry | None:
+        """Return the entry of a key, or None."""
+        return self.multi_get([key])[0]
+
+    def multi_get(self, keys: Sequence[str]) -> list[KvEntry | None]:
+        """Return the entries of many keys."""
+        self._check()
+        wanted = [key.encode(errors="surrogatepass") for key in keys]  # such keys are never there
+        found = self._read_many(wanted) if wanted else []
+        return [
+            None if record is None else decode_entry(self.path, key, record)
+            for key, record in zip(wanted, found, strict=True)
+        ]
+
+    def range(self, prefix: str = "") -> list[KvEntry]:
+        """Return every entry whose key begins with ``prefix``, in byte order of the key."""
+        return [entry for batch in self.scan(prefix) for entry in entries_of(batch)]
+
+    def scan(self, prefix: str = "", *, limit: int = SCAN_LIMIT) -> Iterator[UpdateBatch]:
+        """Yield the same entries as puts, from one snapshot of the engine."""
+        self._check()
+        for keys, records in self._iterate(prefix.encode(errors="surrogatepass"), limit):
+            yield batch_of_records(self.path, keys, records)
+
+    def keys(self, prefix: str = "") -> Iterator[str]:
+        """Yield the keys alone, in byte order."""
+        self._check()
+        for keys, _ in self._iterate(prefix.encode(errors="surrogatepass"), SCAN_LIMIT):
+            for key in keys:
+                yield key.decode()
+
+    def cursor(self) -> WatchCursor:
+        """Return the cursor of the last apply."""
+        self._check()
+        return WatchCursor(self._token)
+
+    def count(self) -> int:
+        """Return how many entries there are."""
+        self._check()
+        return self._count
+
+    def digest(self) -> str:
+        """Return the digest of all entries, as it was kept up to date."""
+        self._check()
+        return digest_text(self._digest)
+
+    def reader(self) -> SharedReader:
+        """Return a handle that reads while this one applies."""
+        self._check()
+        return SharedReader(self)  # type: ignore[arg-type]  # settle and write_data are the engines'
+
+    def verify(self) -> Iterator[Problem]:
+        """Read every entry, compute the digest anew and compare."""
+        self._check()
+        try:
+            count, digest = self._recompute()
+        except CorruptionError as exc:
+            yield Problem(exc.file, exc.byte, exc.reason)
+            return
+        if (count, digest) != (self._count, self._digest):
+            kept, found = digest_text(self._digest), digest_text(digest)
+            reason = f"{self._count} entries with the digest {kept} were kept, but {count} with {found} are there"
+            yield Problem(self.path, 0, reason)
+
+    def stat(self) -> dict[str, Any]:
+        """Return what there is to say about the store."""
+        self._check()
+        return {
+            "backend": self.backend,
+            "path": self.path,
+            "entries": self._count,
+            "cursor": token_json(self._token.raw),
+            "digest": digest_text(self._digest),
+            "bytes": self._bytes(),
+        }
+
+    def close(self) -> None:
+        """Let go of the engine and its lock."""
+        with self._writing:
+            if not self._closed:
+                self._closed = True
+                self._release()
+
+    def forked(self) -> None:
+        """Refuse to work in the child of a fork; the engine stays the parent's."""
+        self._closed = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def _check(self) -> None:
+        if self._closed:
+            raise ClosedError(f"{self.path}: the store is closed")
+
+    def _recompute(self) -> tuple[int, int]:
+        count = digest = 0
+        for keys, records in self._iterate(b"", SCAN_LIMIT):
+            entries = batch_of_records(self.path, keys, records)
+            try:
+                encode_updates(self.path, entries)
+            except OptionsError as exc:
+                raise CorruptionError(self.path, 0, str(exc)) from None
+            more, part = pgss.digest_values(keys, list(records))
+            count, digest = count + more, (digest + part) % MODULUS
+        return count, digest
+
+
+def _changes(batch: UpdateBatch) -> Changes:
+    """Return what a batch leaves behind: the last word on each key, None for a delete."""
+    keys = batch.keys.to_list(batch.buffer)
+    values, versions = batch.values, batch.versions
+    records: list[bytes | None] = list(
+        pgss.pack_values(
+            memoryview(batch.buffer).cast("B"), values.offsets, values.lengths, versions.offsets, versions.lengths
+        )
+    )
+    if batch.ops.any():
+        records = [None if op else record for op, record in zip(batch.ops.tolist(), records, strict=True)]
+    return dict(zip(keys, records, strict=True))
+
+
+def after_prefix(prefix: bytes) -> bytes | None:
+    r"""Return the first key behind all that begin with ``prefix``, or None when there is none.
+
+    >>> after_prefix(b"ab"), after_prefix(b"a\xff"), after_prefix(b"\xff")
+    (b'ac', b'b', None)
+    """
+    head = prefix.rstrip(b"\xff")
+    return head[:-1] + bytes((head[-1] + 1,)) if head else None
+
+
