@@ -27,6 +27,7 @@ __all__ = [
     "messagelog",
     "Fold",
     "pgss",
+    "natswire",
 ]
 
 native = True
@@ -34,13 +35,13 @@ reason = ""
 
 if not TYPE_CHECKING:
     try:
-        from penstock.kernel import envelope, foldindex, gather, maps, messagelog, pgss, xchannel
+        from penstock.kernel import envelope, foldindex, gather, maps, messagelog, natswire, pgss, xchannel
     except ImportError as exc:
         native = False
         reason = f"the compiled kernel is not installed ({exc})"
-        from penstock.kernel.twin import envelope, foldindex, gather, maps, messagelog, pgss, xchannel
+        from penstock.kernel.twin import envelope, foldindex, gather, maps, messagelog, natswire, pgss, xchannel
 else:
-    from penstock.kernel import envelope, foldindex, gather, maps, messagelog, pgss, xchannel
+    from penstock.kernel import envelope, foldindex, gather, maps, messagelog, natswire, pgss, xchannel
 
 Mapping = maps.Mapping
 Cursor = xchannel.Cursor

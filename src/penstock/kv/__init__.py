@@ -1,0 +1,32 @@
+"""Key-value buckets: roles that callers hold, and the backends behind them.
+
+>>> from penstock.kv import StoreConfig
+>>> StoreConfig(name="routes").discard
+'new'
+"""
+
+from penstock.kv.connect import NatsConnection, NatsOptions, nats_connect
+from penstock.kv.roles import (
+    Connection,
+    ConnectionCapabilities,
+    KvReader,
+    KvStore,
+    KvWatcher,
+    KvWriter,
+    StoreConfig,
+    Watch,
+)
+
+__all__ = [
+    "Connection",
+    "ConnectionCapabilities",
+    "KvStore",
+    "KvReader",
+    "KvWatcher",
+    "Watch",
+    "KvWriter",
+    "StoreConfig",
+    "NatsConnection",
+    "NatsOptions",
+    "nats_connect",
+]

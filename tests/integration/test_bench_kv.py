@@ -1,0 +1,18 @@
+"""A short run of each benchmark of the key-value floor, so that they do not rot."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).parents[2] / "bench"
+
+
+@pytest.mark.parametrize("name", ["nats_ack.py", "nats_hydrate.py"])
+def test_the_benchmark_runs(name: str) -> None:
+    done = subprocess.run([sys.executable, str(BENCH / name), "--short"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("|") > 8
