@@ -286,6 +286,38 @@ class UpdateBatch(Sequence[KvUpdate]):
             *(Spans(offsets[column::3], lengths[column::3]) for column in range(3)),
         )
 
+    @classmethod
+    def concat(cls, batches: Sequence[UpdateBatch]) -> UpdateBatch:
+        """Return one batch with the updates of all of these, in order.
+
+        >>> one, two = UpdateBatch.of([KvUpdate.put("a", b"1")]), UpdateBatch.of([KvUpdate.delete("a")])
+        >>> [update.op.name for update in UpdateBatch.concat([one, two])]
+        ['PUT', 'DELETE']
+        """
+        if len(batches) == 1:
+            return batches[0]
+        buffers = [_bytes(batch.buffer) for batch in batches]
+        sizes = np.fromiter(map(len, buffers), np.int64, len(buffers))
+        starts = (np.cumsum(sizes) - sizes).tolist()
+
+        def column(name: str) -> Spans:
+            parts: list[Spans] = [getattr(batch, name) for batch in batches]
+            moved = [part.offsets + start for part, start in zip(parts, starts, strict=True)]
+            return Spans(_joined(moved, np.int64), _joined([part.lengths for part in parts], np.int64))
+
+        ops = _joined([batch.ops for batch in batches], np.uint8)
+        return cls(b"".join(buffers), ops, column("keys"), column("values"), column("versions"))
+
+    def revisions(self) -> NDArray[np.uint64]:
+        """Return the versions that are 64-bit revisions, in order; unknown and foreign ones are left out.
+
+        >>> UpdateBatch.of([KvUpdate.put("a", b"1", 7), KvUpdate.delete("b")]).revisions().tolist()
+        [7]
+        """
+        starts = self.versions.offsets[self.versions.lengths == 8]
+        raw = np.frombuffer(_bytes(self.buffer), np.uint8)
+        return raw[starts[:, None] + np.arange(8)].view(">u8").ravel().astype(np.uint64)
+
     def __len__(self) -> int:
         return len(self.ops)
 
@@ -362,6 +394,10 @@ def payload_text(payload: bytes | memoryview) -> tuple[str, str]:
         return "payload", str(payload, "utf-8")
     except UnicodeDecodeError:
         return "payload_base64", base64.b64encode(payload).decode()
+
+
+def _joined(parts: Sequence[NDArray[Any]], kind: Any) -> NDArray[Any]:
+    return np.concatenate(parts) if parts else np.empty(0, kind)
 
 
 def _bytes(buffer: Any) -> memoryview:

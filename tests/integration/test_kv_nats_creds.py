@@ -17,7 +17,8 @@ from penstock.errors import NotConnected
 from penstock.kv import NatsConnection, NatsOptions
 from penstock.testing.nats import NatsServer
 
-NO_LIMITS = dict.fromkeys(("subs", "data", "payload", "imports", "exports", "conn", "leaf", "mem_storage", "disk_storage", "streams", "consumer"), -1)  # fmt: skip
+LIMITS = "subs data payload imports exports conn leaf mem_storage disk_storage streams consumer"
+NO_LIMITS = dict.fromkeys(LIMITS.split(), -1)
 
 
 def new_key(prefix: int) -> nkeys.KeyPair:

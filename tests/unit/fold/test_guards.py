@@ -1,0 +1,31 @@
+"""The guards answer as the truth tables of the reference do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from penstock.fold import guards
+
+TABLES = json.loads((Path(__file__).parents[2] / "vectors" / "slipstream_kv" / "guards.json").read_text())
+
+
+def test_publishing_answers_as_the_reference_does() -> None:
+    for row in TABLES["pointer_publish_allowed"]:
+        present = row["current"] == "present"
+        assert guards.pointer_publish_allowed(present, row.get("current_rank"), row["candidate_rank"]) is row["allowed"]
+
+
+def test_pruning_answers_as_the_reference_does() -> None:
+    for row in TABLES["payload_prunable"]:
+        answer = guards.payload_prunable(
+            row["payload_rank"], row["pointer_rank"], is_target=row["is_pointer_target"], aged_out=row["aged_out"]
+        )
+        assert answer is row["prunable"]
+
+
+def test_the_resume_window_answers_as_the_reference_does() -> None:
+    for row in TABLES["resume_window_ok"]:
+        assert guards.resume_window_ok(row["revision"], row["first_sequence"]) is row["ok"]
+    for row in TABLES["resume_start_sequence"]:
+        assert guards.resume_start(row["revision"]) == row["start_sequence"]
