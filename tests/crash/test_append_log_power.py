@@ -36,9 +36,7 @@ def batch_of(number: int, keys: int, size: int) -> list[KvUpdate]:
 
 def states_of(batches: list[list[KvUpdate]]) -> list[tuple[dict[str, bytes], int]]:
     """Return what the store holds after each of the batches, and before the first."""
-    return [
-        ({key: entry.value for key, entry in model_of(batches[:n]).items()}, n) for n in range(len(batches) + 1)
-    ]
+    return [({key: entry.value for key, entry in model_of(batches[:n]).items()}, n) for n in range(len(batches) + 1)]
 
 
 shapes = st.lists(st.tuples(st.integers(0, 30), st.sampled_from([0, 10, 600])), min_size=1, max_size=8)
@@ -163,7 +161,7 @@ def test_after_a_failed_write_nothing_more_is_written_until_a_reopen() -> None:
     disk = new_disk()
     store = AppendLogStore.open(PATH, disk=disk)
     store.apply([KvUpdate.put("a", b"1", 1)], WatchCursor.of(1))
-    disk.fail("write_many_at", OSError(errno.ENOSPC, "No space left on device"))
+    disk.fail("write_at", OSError(errno.ENOSPC, "No space left on device"))
     with pytest.raises(OSError, match="No space"):
         store.apply([KvUpdate.put("b", b"2", 2)], WatchCursor.of(2))
     assert state(store) == ({"a": b"1"}, 1)

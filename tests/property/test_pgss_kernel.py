@@ -54,7 +54,9 @@ def facts(fold: Any) -> dict[str, Any]:
 @given(st.lists(updates, max_size=20))
 def test_both_encode_the_same_bytes(batch: list[KvUpdate]) -> None:
     columns = UpdateBatch.of(batch)
-    assert encode(pgss, columns) == encode(twin_pgss, columns)
+    expected = encode(pgss, columns)
+    assert expected == encode(twin_pgss, columns)
+    assert expected == pgss.encode_list(batch) == twin_pgss.encode_list(batch)
 
 
 @given(histories, st.data())
@@ -117,7 +119,9 @@ def test_a_sort_between_take_and_switch_changes_nothing(kernel: ModuleType) -> N
     fold.attach(log, len(log))
     fold.index(6, True)
     slots, old, ordered = fold.take()
-    tail = encode(pgss, UpdateBatch.of([KvUpdate.delete(f"{n:02}") for n in range(0, 50, 3)] + [KvUpdate.put("x", b"")]))
+    tail = encode(
+        pgss, UpdateBatch.of([KvUpdate.delete(f"{n:02}") for n in range(0, 50, 3)] + [KvUpdate.put("x", b"")])
+    )
     fold.attach(log + tail, len(log) + len(tail))
     fold.index(len(log), True)
     some, offsets, count = fold.live()
@@ -183,3 +187,17 @@ def test_the_hash_is_murmur3() -> None:
     assert twin_pgss.murmur(b"") == 0
     high, low = divmod(twin_pgss.murmur(b"The quick brown fox jumps over the lazy dog"), 1 << 64)
     assert (f"{low:016x}", f"{high:016x}") == ("e34bbc7bbc071b6c", "7a433ca9c49a9347")
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        (KvUpdate.put("k" * 65536, b""), "update 1 has a key of more than 65535 bytes"),
+        (KvUpdate.put("k", bytes((1 << 24) + 1)), "update 1 has a value of more than 16 MiB"),
+        (KvUpdate.put("\ud800", b""), "update 1 has a key that is not UTF-8"),
+    ],
+)
+def test_a_list_is_refused_in_the_same_words(kernel: ModuleType, bad: KvUpdate, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        kernel.encode_list([KvUpdate.put("a", b"1"), bad])

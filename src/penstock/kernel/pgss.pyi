@@ -1,6 +1,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.types import KvUpdate
+
 def sort_records(data: object, slots: NDArray[np.uint32], offsets: NDArray[np.int64], ordered: int) -> None: ...
 def columns(data: object, offsets: NDArray[np.int64]) -> NDArray[np.int64]: ...
 def copy_records(
@@ -18,6 +20,7 @@ def encode(
     versions: NDArray[np.int64],
     version_lens: NDArray[np.int64],
 ) -> bytearray: ...
+def encode_list(updates: list[KvUpdate]) -> bytearray: ...
 def pack_values(
     data: object,
     values: NDArray[np.int64],

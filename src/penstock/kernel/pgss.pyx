@@ -1,7 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Many PGSS records at once: encode, copy, sort, search, digest.  Layout: store/pgss.py."""
-from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize, PyByteArray_Resize
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.unicode cimport PyUnicode_AsUTF8AndSize
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
@@ -183,6 +184,59 @@ def encode(
             q += 1 + version_lens[i]
             crc = crc32(0, record + 4, q - record - 4)
             memcpy(record, &crc, 4)
+    return result
+
+
+def encode_list(list updates not None):
+    """Return the records of a list of KvUpdate, as encode does for columns; no array is made for a few of them."""
+    cdef int64_t i, count = len(updates), total = 0, at = 0, size
+    cdef Py_ssize_t n
+    cdef int op
+    cdef const char *key
+    cdef const char *why
+    cdef bytes value, version
+    cdef uint16_t key_len
+    cdef uint32_t value_len, crc
+    cdef uint8_t *q
+    result = PyByteArray_FromStringAndSize(NULL, 0)
+    for i in range(count):
+        update = updates[i]
+        op, value, version, why = update.op, update.value, update.version.raw, NULL
+        try:
+            key = PyUnicode_AsUTF8AndSize(update.key, &n)
+        except UnicodeEncodeError:
+            raise ValueError(f"update {i} has a key that is not UTF-8") from None
+        if op > 2 or op < 0:
+            why = "has an unknown op"
+        elif n > KEY_MAX:
+            why = "has a key of more than 65535 bytes"
+        elif op == 0 and PyBytes_GET_SIZE(value) > VALUE_MAX:
+            why = "has a value of more than 16 MiB"
+        elif PyBytes_GET_SIZE(version) > TOKEN_MAX:
+            why = "has a version of more than 10 bytes"
+        if why is not NULL:
+            raise ValueError(f"update {i} {why.decode()}")
+        size = 8 + n + PyBytes_GET_SIZE(version) + (4 + PyBytes_GET_SIZE(value) if op == 0 else 0)
+        if at + size > total:
+            total = (at + size) * 2 if count > 1 else size
+            PyByteArray_Resize(result, total)
+        q = <uint8_t *>PyByteArray_AS_STRING(result) + at
+        key_len = <uint16_t>n
+        q[4] = PUT if op == 0 else DELETE
+        memcpy(q + 5, &key_len, 2)
+        memcpy(q + 7, key, n)
+        n += 7
+        if op == 0:
+            value_len = <uint32_t>PyBytes_GET_SIZE(value)
+            memcpy(q + n, &value_len, 4)
+            memcpy(q + n + 4, PyBytes_AS_STRING(value), value_len)
+            n += 4 + value_len
+        q[n] = <uint8_t>PyBytes_GET_SIZE(version)
+        memcpy(q + n + 1, PyBytes_AS_STRING(version), PyBytes_GET_SIZE(version))
+        crc = crc32(0, q + 4, size - 4)
+        memcpy(q, &crc, 4)
+        at += size
+    PyByteArray_Resize(result, at)
     return result
 
 

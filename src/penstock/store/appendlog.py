@@ -67,9 +67,11 @@ class AppendLogStore(Handle):
         self._log: LogFile | None = None
         self._compacting: threading.Thread | None = None
         self._compact_error: BaseException | None = None
+        self._compact_after = 0
         self._committer: Committer | None = None
         if read_only:
-            if disk.stat(path) is None:
+            found = disk.stat(path)
+            if found is None or not found.size:  # an empty file is an absent log
                 raise OptionsError(f"{path}: there is no store here")
             state, self._buffer = read_log(disk, path, options.unfinished)
             self._fold: Fold = state.fold
@@ -104,8 +106,9 @@ class AppendLogStore(Handle):
     def apply(self, updates: UpdateBatch | Iterable[KvUpdate], cursor: WatchCursor) -> None:
         """Append the updates and the cursor in one write."""
         log = self._writable()
-        records = encode_updates(self.path, batch_of(self.path, updates))
-        log.append(records, cursor_record(cursor.token.raw))
+        records = encode_updates(self.path, updates)
+        records += cursor_record(cursor.token.raw)
+        log.append(records)
         if self._committer is not None:
             if self.options.sync == "always":
                 self._committer.request().result()
@@ -120,12 +123,14 @@ class AppendLogStore(Handle):
         log.compact()
 
     def settle(self) -> None:
-        """Wait for a rewrite that is under way, and sync."""
+        """Wait for a rewrite that is under way, do one that is due, and sync."""
         log = self._writable()
         self._wait()
         if self._compact_error is not None:
             error, self._compact_error = self._compact_error, None
             raise error
+        if self._due(log):
+            log.compact()
         log.sync()
 
     def write_data(self, folder: str) -> WatchCursor:
@@ -142,9 +147,13 @@ class AppendLogStore(Handle):
         self._disk.sync_folder(folder + "/data")
         return WatchCursor(VersionToken(cursor))
 
-    def _compact_if_due(self, log: LogFile) -> None:
+    def _due(self, log: LogFile) -> bool:
+        """Whether more is out of date than the threshold, and than what is live."""
         garbage = log.garbage
-        if garbage <= self.options.compact_threshold_bytes or garbage <= log.fold.live_bytes:
+        return garbage > self.options.compact_threshold_bytes and garbage > log.fold.live_bytes
+
+    def _compact_if_due(self, log: LogFile) -> None:
+        if not self._due(log) or log.size < self._compact_after:
             return
         with log.writing:
             if self._compacting is None and not self._closed:
@@ -155,9 +164,10 @@ class AppendLogStore(Handle):
     def _compact_aside(self, log: LogFile) -> None:
         try:
             log.compact()
-            self._compact_error = None
-        except BaseException as exc:  # noqa: BLE001 - the old file serves on; settle() tells, the next apply tries again
+            self._compact_error, self._compact_after = None, 0
+        except BaseException as exc:  # noqa: BLE001 - the old file serves on; settle() tells
             self._compact_error = exc
+            self._compact_after = log.size + max(self.options.compact_threshold_bytes, log.fold.live_bytes)
         finally:
             self._compacting = None
 

@@ -33,9 +33,7 @@ def detect_backend(path: str, disk: ReadDisk | None = None) -> str:
     raise OptionsError(f"{path}: a folder that is neither a RocksDB nor an LMDB store")
 
 
-def open_store(
-    path: str | os.PathLike[str], *, read_only: bool = True
-) -> AppendLogStore | RocksStore | LmdbStore:
+def open_store(path: str | os.PathLike[str], *, read_only: bool = True) -> AppendLogStore | RocksStore | LmdbStore:
     """Open an existing store, whatever its backend, for reading unless told otherwise.
 
     >>> import tempfile

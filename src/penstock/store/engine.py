@@ -37,24 +37,26 @@ Changes = dict[bytes, bytes | None]
 class EngineStore(Handle):
     """A store whose data and meta tables are an engine's; see RocksStore and LmdbStore.
 
-    An engine brings six methods: read meta, read many keys, write changes and meta in one transaction,
-    iterate a prefix, count its bytes, and let go.
+    An engine brings these: read meta, read many keys, write changes and meta in one transaction, iterate a
+    prefix, count its bytes, let go, settle, and write an artifact's data.
     """
 
     backend = ""
     backend_version = ""
 
-    def __init__(self, path: str, *, read_only: bool) -> None:
+    def __init__(self, path: str, *, read_only: bool, running_digest: bool) -> None:
         super().__init__()
-        self.path, self.read_only = path, read_only
+        self.path, self.read_only, self._running = path, read_only, running_digest
         self._writing = threading.Lock()
         self._closed = False
 
     def _begin(self) -> None:
         """Read cursor, count and digest; called when the engine is open."""
         self._token = decode_cursor(self.path, self._read_meta(CURSOR_KEY))
-        kept = unpack_state(self._read_meta(STATE_KEY), self._token.raw)
-        self._count, self._digest = self._recompute() if kept is None else kept
+        self._state = unpack_state(self._read_meta(STATE_KEY), self._token.raw)
+        """Count and digest, or None while nobody has asked for them since the last apply."""
+        if self._state is None and self._running:
+            self._state = self._recompute()
 
     # --- What an engine brings
 
@@ -79,6 +81,14 @@ class EngineStore(Handle):
     def _check_keys(self, batch: UpdateBatch) -> None:
         """Refuse keys that the engine cannot hold."""
 
+    @abstractmethod
+    def settle(self) -> None:
+        """Return when background work is done and everything applied survives a power cut."""
+
+    @abstractmethod
+    def write_data(self, folder: str) -> WatchCursor:
+        """Write the payload of an artifact as ``folder``/data at one cursor, and return that cursor."""
+
     # --- The contract
 
     def apply(self, updates: UpdateBatch | Iterable[KvUpdate], cursor: WatchCursor) -> None:
@@ -90,14 +100,30 @@ class EngineStore(Handle):
         encode_updates(self.path, batch)  # the same limits for every backend
         self._check_keys(batch)
         changes = _changes(batch)
-        names, token = list(changes), cursor.token
         with self._writing:
             self._check()
-            gone, old = pgss.digest_values(names, self._read_many(names)) if names else (0, 0)
-            came, new = pgss.digest_values(names, list(changes.values()))
-            count, digest = self._count - gone + came, (self._digest - old + new) % MODULUS
-            self._write(changes, {CURSOR_KEY: token.raw, STATE_KEY: pack_state(count, digest, token.raw)})
-            self._count, self._digest, self._token = count, digest, token
+            raw = cursor.token.raw
+            state = self._state_after(changes) if self._running else None
+            kept = b"" if state is None else pack_state(*state, raw)
+            self._write(changes, {CURSOR_KEY: raw, STATE_KEY: kept})
+            self._state, self._token = state, cursor.token
+
+    def _state_after(self, changes: Changes) -> tuple[int, int]:
+        """Return count and digest with the old entries taken out and the new ones put in."""
+        assert self._state is not None
+        names = list(changes)
+        gone, old = pgss.digest_values(names, self._read_many(names)) if names else (0, 0)
+        came, new = pgss.digest_values(names, list(changes.values()))
+        return self._state[0] - gone + came, (self._state[1] - old + new) % MODULUS
+
+    def _counted(self) -> tuple[int, int]:
+        """Return count and digest, computing them if they are not kept."""
+        state = self._state
+        if state is None:
+            with self._writing:
+                self._check()
+                state = self._state = self._recompute()
+        return state
 
     def get(self, key: str) -> KvEntry | None:
         """Return the entry of a key, or None."""
@@ -138,17 +164,17 @@ class EngineStore(Handle):
     def count(self) -> int:
         """Return how many entries there are."""
         self._check()
-        return self._count
+        return self._counted()[0]
 
     def digest(self) -> str:
-        """Return the digest of all entries, as it was kept up to date."""
+        """Return the digest of all entries, as it was kept up to date, or computed now."""
         self._check()
-        return digest_text(self._digest)
+        return digest_text(self._counted()[1])
 
     def reader(self) -> SharedReader:
         """Return a handle that reads while this one applies."""
         self._check()
-        return SharedReader(self)  # type: ignore[arg-type]  # settle and write_data are the engines'
+        return SharedReader(self)
 
     def verify(self) -> Iterator[Problem]:
         """Read every entry, compute the digest anew and compare."""
@@ -158,20 +184,22 @@ class EngineStore(Handle):
         except CorruptionError as exc:
             yield Problem(exc.file, exc.byte, exc.reason)
             return
-        if (count, digest) != (self._count, self._digest):
-            kept, found = digest_text(self._digest), digest_text(digest)
-            reason = f"{self._count} entries with the digest {kept} were kept, but {count} with {found} are there"
+        kept = self._state
+        if kept is not None and (count, digest) != kept:
+            one, two = digest_text(kept[1]), digest_text(digest)
+            reason = f"{kept[0]} entries with the digest {one} were kept, but {count} with {two} are there"
             yield Problem(self.path, 0, reason)
 
     def stat(self) -> dict[str, Any]:
         """Return what there is to say about the store."""
         self._check()
+        count, digest = self._counted()
         return {
             "backend": self.backend,
             "path": self.path,
-            "entries": self._count,
+            "entries": count,
             "cursor": token_json(self._token.raw),
-            "digest": digest_text(self._digest),
+            "digest": digest_text(digest),
             "bytes": self._bytes(),
         }
 
@@ -210,7 +238,7 @@ class EngineStore(Handle):
 
 
 def _changes(batch: UpdateBatch) -> Changes:
-    """Return what a batch leaves behind: the last word on each key, None for a delete."""
+    """Return what a batch leaves behind, in key order: the last word on each key, None for a delete."""
     keys = batch.keys.to_list(batch.buffer)
     values, versions = batch.values, batch.versions
     records: list[bytes | None] = list(
@@ -220,7 +248,8 @@ def _changes(batch: UpdateBatch) -> Changes:
     )
     if batch.ops.any():
         records = [None if op else record for op, record in zip(batch.ops.tolist(), records, strict=True)]
-    return dict(zip(keys, records, strict=True))
+    last = dict(zip(keys, records, strict=True))
+    return {key: last[key] for key in sorted(last)}  # engines read and write neighbours faster
 
 
 def after_prefix(prefix: bytes) -> bytes | None:
@@ -231,5 +260,3 @@ def after_prefix(prefix: bytes) -> bytes | None:
     """
     head = prefix.rstrip(b"\xff")
     return head[:-1] + bytes((head[-1] + 1,)) if head else None
-
-

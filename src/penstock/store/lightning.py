@@ -45,7 +45,7 @@ class LmdbStore(EngineStore):
     backend_version = "1"
 
     def __init__(self, path: str, options: LmdbOptions, *, read_only: bool) -> None:
-        super().__init__(path, read_only=read_only)
+        super().__init__(path, read_only=read_only, running_digest=options.running_digest)
         self._lmdb = _import()
         self.options = options
         self._reads = 0
@@ -148,7 +148,6 @@ class LmdbStore(EngineStore):
     def _write(self, changes: Changes, meta: dict[bytes, bytes]) -> None:
         puts = [(key, record) for key, record in changes.items() if record is not None]
         gone = [key for key, record in changes.items() if record is None] if len(puts) < len(changes) else []
-        puts.sort()  # in key order the tree is walked once
         while True:
             try:
                 with self._env.begin(write=True) as txn:

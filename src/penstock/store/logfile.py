@@ -81,7 +81,7 @@ def read_log(disk: ReadDisk, path: str, unfinished: Unfinished = "keep") -> tupl
     """Read a log that may have an owner, changing nothing; return what was found and the buffer."""
     with disk.open(path) as file:
         buffer = np.empty(file.stat().size, np.uint8)
-        size = file.read_into(0, memoryview(buffer)) if len(buffer) else 0
+        size = file.read_into(0, buffer.data) if len(buffer) else 0
     return replay(path, buffer, size, unfinished), buffer
 
 
@@ -191,19 +191,18 @@ class LogFile:
 
     # --- Writing
 
-    def append(self, *chunks: bytes | bytearray | memoryview) -> None:
+    def append(self, records: bytearray) -> None:
         """Append whole records and index them.  After a failure nothing more is written."""
         with self.writing:
             self.check()
-            size = sum(map(len, chunks))
             try:
-                self.file.write_many_at(self.size, [memoryview(chunk) for chunk in chunks])
+                self.file.write_at(self.size, memoryview(records))
             except BaseException as exc:
                 self.failed = exc  # part of a record may be in the file; the next open takes it out
                 raise
             with self.lock:
                 start = self.size
-                self.size += size
+                self.size += len(records)
                 try:
                     if self.size > self._reach:
                         self._map()
@@ -246,8 +245,7 @@ class LogFile:
                 copied = self._carry(file, base - taken, copied, size)
                 file.sync()
         except BaseException:
-            with self.lock:
-                self.fold.let_go()
+            self._give_up(temporary)
             raise
         with self.writing:
             try:
@@ -257,13 +255,16 @@ class LogFile:
                 self._sidecar.write_mark(len(HEADER))  # true of the old file and of the new one
                 self.disk.rename(temporary, self.path)
             except BaseException:
-                with self.lock:
-                    self.fold.let_go()
-                file.close()
-                with contextlib.suppress(OSError):
-                    self.disk.remove(temporary)
+                self._give_up(temporary)
                 raise
             self._switch(file, slots, old, new, taken, base)
+
+    def _give_up(self, temporary: str) -> None:
+        """Leave everything as it was before a rewrite that failed."""
+        with self.lock:
+            self.fold.let_go()
+        with contextlib.suppress(OSError):
+            self.disk.remove(temporary)
 
     def _carry(self, file: File, shift: int, start: int, stop: int) -> int:
         """Copy bytes of the old file to where they go in the new one."""

@@ -66,6 +66,10 @@ class RocksOptions:
     cache_bytes: int = 1 << 30
     """How much memory blocks, indexes and filters may use; 0 leaves it to the engine (32 MiB)."""
 
+    running_digest: bool = True
+    """Whether count and digest are kept up to date by every apply, which reads the entries it replaces.  Without
+    it apply only writes, and both are computed by a scan when someone asks."""
+
     def __post_init__(self) -> None:
         if self.cache_bytes < 0:
             raise OptionsError(f"cache_bytes={self.cache_bytes}: must not be negative")
@@ -84,8 +88,12 @@ class LmdbOptions:
     """Whether every apply is fsynced before it returns.  Without it LMDB itself does not survive a power
     cut: the whole store may be lost, so say False only for state that can be built again."""
 
-    map_bytes: int = 64 << 20
+    map_bytes: int = 1 << 30
     """Where the map begins; it doubles by itself when it is full."""
+
+    running_digest: bool = True
+    """Whether count and digest are kept up to date by every apply, which reads the entries it replaces.  Without
+    it apply only writes, and both are computed by a scan when someone asks."""
 
     def __post_init__(self) -> None:
         if self.map_bytes < 65536:

@@ -25,11 +25,13 @@ from __future__ import annotations
 import enum
 import struct
 import zlib
+from collections.abc import Iterable
 from typing import Final
 
 from penstock.batch import UpdateBatch
 from penstock.errors import CorruptionError, OptionsError, UnsupportedError
 from penstock.kernel import pgss
+from penstock.types import KvUpdate
 
 __all__ = ["HEADER", "Status", "check_header", "cursor_record", "encode_updates", "refusal"]
 
@@ -67,9 +69,9 @@ REASONS: Final = {
 
 
 def check_header(path: str, data: bytes) -> None:
-    """Refuse what does not begin like a log of this version.
+    r"""Refuse what does not begin like a log of this version.
 
-    >>> check_header("a.snap", b"PGSS\\x01\\x00")
+    >>> check_header("a.snap", b"PGSS\x01\x00")
     Traceback (most recent call last):
     penstock.errors.UnsupportedError: a.snap: PGSS version 1 is not read by this release
     """
@@ -101,15 +103,16 @@ def cursor_record(token: bytes) -> bytes:
     return struct.pack("<I", zlib.crc32(body)) + body
 
 
-def encode_updates(path: str, batch: UpdateBatch) -> bytearray:
-    """Return the records of a batch; OptionsError for what no reader would take.
+def encode_updates(path: str, updates: UpdateBatch | Iterable[KvUpdate]) -> bytearray:
+    """Return the records of updates; OptionsError for what no reader would take.
 
-    >>> from penstock.types import KvUpdate
-    >>> encode_updates("a.snap", UpdateBatch.of([KvUpdate.delete("a")])).hex(" ")
+    >>> encode_updates("a.snap", [KvUpdate.delete("a")]).hex(" ")
     'fe 99 b8 78 02 01 00 61 00'
     """
-    keys, values, versions = batch.keys, batch.values, batch.versions
     try:
+        if not isinstance(updates, UpdateBatch):
+            return pgss.encode_list(list(updates))
+        batch, keys, values, versions = updates, updates.keys, updates.values, updates.versions
         return pgss.encode(
             memoryview(batch.buffer).cast("B"), batch.ops, keys.offsets, keys.lengths, values.offsets, values.lengths,
             versions.offsets, versions.lengths,

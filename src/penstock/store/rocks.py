@@ -40,7 +40,7 @@ class RocksStore(EngineStore):
     backend_version = "0.50"
 
     def __init__(self, path: str, options: RocksOptions, *, read_only: bool) -> None:
-        super().__init__(path, read_only=read_only)
+        super().__init__(path, read_only=read_only, running_digest=options.running_digest)
         self._rocks = _import()
         self.options = options
         disk = PosixDisk()
@@ -50,7 +50,7 @@ class RocksStore(EngineStore):
         access = self._rocks.AccessType.read_only() if read_only else self._rocks.AccessType.read_write()
         try:
             self._db = self._rocks.Rdict(path, self._db_options(), column_families=families, access_type=access)
-        except Exception as exc:
+        except Exception as exc:  # noqa: BLE001 - the binding raises plain Exception
             raise _opening_error(path, exc) from None
         self._data, self._meta = self._db.get_column_family(DATA), self._db.get_column_family(META)
         self._data_handle = self._db.get_column_family_handle(DATA)

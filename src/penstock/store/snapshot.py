@@ -105,8 +105,7 @@ class SnapshotWriter(Handle):
     def write_update(self, update: KvUpdate | UpdateBatch) -> None:
         """Buffer one update, or a batch of them; what no reader would take is refused and changes nothing."""
         log = self._usable()
-        batch = update if isinstance(update, UpdateBatch) else UpdateBatch.of([update])
-        self._buffer += encode_updates(self.path, batch)
+        self._buffer += encode_updates(self.path, update if isinstance(update, UpdateBatch) else [update])
         if len(self._buffer) > BUFFER_BYTES:
             self._flush(log)
 

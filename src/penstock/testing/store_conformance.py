@@ -277,7 +277,8 @@ class StoreConformance:
         store = self.open(str(tmp_path / "fold"))
         keys = [f"k{n}" for n in range(20)]
         store.apply([KvUpdate.put(key, b"0", 0) for key in keys], WatchCursor.of(0))
-        stop, problems, looks = threading.Event(), [], []
+        stop, looks = threading.Event(), [0]
+        problems: list[object] = []
 
         def read() -> None:
             with store.reader() as reader:
@@ -287,7 +288,7 @@ class StoreConformance:
                         problems.append(values)
                     if reader.get("k3") is None or reader.count() != len(keys):
                         problems.append("missing")
-                    looks.append(1)
+                    looks[0] += 1
                     time.sleep(0.001)
 
         threads = [threading.Thread(target=read) for _ in range(2)]
@@ -295,7 +296,7 @@ class StoreConformance:
             thread.start()
         for number in range(1, 150):
             store.apply([KvUpdate.put(key, b"%d" % number, number) for key in keys], WatchCursor.of(number))
-        while len(looks) < 2:
+        while looks[0] < 2:
             time.sleep(0.001)
         stop.set()
         for thread in threads:

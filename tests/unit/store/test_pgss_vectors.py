@@ -260,7 +260,7 @@ def test_a_writer_mends_a_torn_header_and_refuses_a_foreign_one(name: str) -> No
 def test_cursors_with_the_memo_of_the_newer_release_are_refused_and_left_alone() -> None:
     for name in ("memo12", "memo20"):
         disk = holding(files()[f"next_0_8_6/{name}.snap"])
-        with pytest.raises(PenstockError, match="a cursor of (12|20) bytes"):
+        with pytest.raises(PenstockError, match=r"a cursor of (12|20) bytes"):
             load("fold.snap", disk=disk)
         assert content(disk) == files()[f"next_0_8_6/{name}.snap"]
     assert load("fold.snap", disk=holding(files()["next_0_8_6/plain.snap"])) is not None

@@ -115,9 +115,7 @@ class Fold:
         if not len(slots) == len(old) == len(new):
             raise ValueError("the columns of a switch differ in length")
         moved = dict(zip(old.tolist(), new.tolist(), strict=True))
-        self._keys = {
-            key: at - taken_at + base if at >= taken_at else moved[at] for key, at in self._keys.items()
-        }
+        self._keys = {key: at - taken_at + base if at >= taken_at else moved[at] for key, at in self._keys.items()}
         self.redundant = False
         self.generation += 1
         self.attach(buffer, size)

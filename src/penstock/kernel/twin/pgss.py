@@ -159,9 +159,7 @@ def columns(data: Any, offsets: Int64) -> Int64:
     return result
 
 
-def copy_records(
-    data: Any, offsets: Int64, start: int, out: NDArray[np.uint8], lengths: Int64
-) -> tuple[int, int]:
+def copy_records(data: Any, offsets: Int64, start: int, out: NDArray[np.uint8], lengths: Int64) -> tuple[int, int]:
     """Copy whole records from number ``start`` on while they fit; return (next number, bytes)."""
     view, target, at = view_of(data), out.data, 0
     for i in range(start, len(offsets)):
@@ -222,7 +220,7 @@ def encode(
     for i, (op, key, key_len, value, value_len, version, version_len) in enumerate(rows):
         why = ""
         spans = ((key, key_len), (value, value_len), (version, version_len))
-        if not all(0 <= at and 0 <= length <= len(view) and at <= len(view) - length for at, length in spans):
+        if not all(at >= 0 and 0 <= length <= len(view) and at <= len(view) - length for at, length in spans):
             why = "lies outside its buffer"
         elif op > 2:
             why = "has an unknown op"
@@ -241,6 +239,25 @@ def encode(
             body += value_len.to_bytes(4, "little") + view[value : value + value_len]
         body += bytes((version_len,)) + view[version : version + version_len]
         result += zlib.crc32(body).to_bytes(4, "little") + body
+    return result
+
+
+def encode_list(updates: list[Any]) -> bytearray:
+    """Return the records of a list of KvUpdate, as encode does for columns."""
+    result = bytearray()
+    for i, update in enumerate(updates):
+        try:
+            key = update.key.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"update {i} has a key that is not UTF-8") from None
+        data, spans, at = key + update.value + update.version.raw, [], 0
+        for length in (len(key), len(update.value), len(update.version.raw)):
+            spans += [np.array([at]), np.array([length])]
+            at += length
+        try:
+            result += encode(data, np.array([update.op], np.uint8), *spans)
+        except ValueError as exc:
+            raise ValueError(str(exc).replace("update 0", f"update {i}")) from None
     return result
 
 

@@ -1,0 +1,255 @@
+"""Promises of the append log beyond the contract: rewriting aside, reading without owning, small memory."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from pathlib import Path
+
+import pytest
+
+from penstock.batch import UpdateBatch
+from penstock.disk import FaultyDisk, MemoryDisk
+from penstock.errors import ClosedError, LockedError, OptionsError
+from penstock.kernel import Fold
+from penstock.store import AppendLogOptions, AppendLogStore, SnapshotWriter, digest_entries, load
+from penstock.testing.log_conformance import fingerprints
+from penstock.types import KvUpdate, WatchCursor
+
+ALWAYS = AppendLogOptions(compact_threshold_bytes=0)
+
+
+def puts(start: int, stop: int, value: bytes = b"v" * 50) -> list[KvUpdate]:
+    return [KvUpdate.put(f"k{n:05}", value, n) for n in range(start, stop)]
+
+
+def test_an_apply_never_rewrites_the_file_itself() -> None:
+    disk = FaultyDisk(MemoryDisk())
+    store = AppendLogStore.open("fold.snap", ALWAYS, disk=disk)
+    owner, renamed = threading.get_ident(), []
+    disk.on_call = lambda operation, path: renamed.append(threading.get_ident()) if operation == "rename" else None
+    for number in range(1, 40):
+        store.apply(puts(0, 20, b"%d" % number), WatchCursor.of(number))
+    store._wait()
+    disk.on_call = None
+    assert renamed
+    assert owner not in renamed
+    store.close()
+
+
+def test_rewriting_aside_keeps_the_file_near_its_live_size_and_loses_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "fold.snap"
+    rng, model = random.Random(3), {}
+    with AppendLogStore.open(path, AppendLogOptions(compact_threshold_bytes=20_000)) as store:
+        for number in range(1, 300):
+            batch = [KvUpdate.put(f"k{rng.randrange(300)}", rng.randbytes(60), number) for _ in range(30)]
+            batch += [KvUpdate.delete(f"k{rng.randrange(300)}", number) for _ in range(5)]
+            store.apply(UpdateBatch.of(batch), WatchCursor.of(number))
+            for update in batch:
+                if update.op:
+                    model.pop(update.key, None)
+                else:
+                    model[update.key] = update.value
+            if number % 50 == 0:
+                assert {entry.key: entry.value for entry in store.range()} == model
+        store.settle()
+        assert store.stat()["bytes"] < 100_000  # of 1.2 MB appended
+        digest = store.digest()
+        assert digest == digest_entries(store.range())
+    with AppendLogStore.open(path) as store:
+        assert {entry.key: entry.value for entry in store.range()} == model
+        assert store.digest() == digest
+
+
+def test_applies_during_a_rewrite_are_carried_over(tmp_path: Path) -> None:
+    path = tmp_path / "fold.snap"
+    store = AppendLogStore.open(path, AppendLogOptions(compact_threshold_bytes=1 << 40))
+    store.apply(UpdateBatch.of(puts(0, 20_000)), WatchCursor.of(1))
+    rewriting = threading.Thread(target=store.compact)
+    rewriting.start()
+    number = 1
+    while rewriting.is_alive():
+        number += 1
+        store.apply(
+            [KvUpdate.put(f"new{number}", b"1", number), KvUpdate.delete(f"k{number:05}", number)],
+            WatchCursor.of(number),
+        )
+    rewriting.join()
+    before = store.range(), store.cursor(), store.digest()
+    assert before[2] == digest_entries(before[0])
+    assert list(store.verify()) == []
+    store.close()
+    with AppendLogStore.open(path) as store:
+        assert (store.range(), store.cursor(), store.digest()) == before
+
+
+def test_a_compacted_file_is_sorted_and_nothing_else(tmp_path: Path) -> None:
+    one, two = tmp_path / "one.snap", tmp_path / "two.snap"
+    updates = puts(0, 500)
+    for path, seed in ((one, 1), (two, 2)):
+        random.Random(seed).shuffle(updates)
+        with AppendLogStore.open(path) as store:
+            store.apply(updates, WatchCursor.of(3))
+            store.apply([KvUpdate.put("k00007", b"last", 4)], WatchCursor.of(4))
+            store.compact()
+    assert one.read_bytes() == two.read_bytes()
+
+
+def test_reading_takes_no_lock_and_changes_no_file_while_another_writes(tmp_path: Path) -> None:
+    path = tmp_path / "fold.snap"
+    with AppendLogStore.open(path) as store:
+        store.apply(puts(0, 10), WatchCursor.of(1))
+        store.apply(puts(0, 10, b"again"), WatchCursor.of(2))  # something to tidy
+        before = fingerprints(str(tmp_path))
+        with AppendLogStore.open(path, read_only=True) as reader:
+            assert reader.range() == store.range()
+        snapshot = load(path)
+        assert snapshot is not None
+        assert len(snapshot.entries) == 10
+        assert fingerprints(str(tmp_path)) == before
+        with pytest.raises(LockedError):
+            SnapshotWriter.open(path)
+
+
+def test_a_reader_with_half_an_apply_before_it_sees_what_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "fold.snap"
+    with AppendLogStore.open(path) as store:
+        store.apply(puts(0, 3), WatchCursor.of(1))
+        size = path.stat().st_size
+        store.apply(puts(3, 6), WatchCursor.of(2))
+    whole = path.read_bytes()
+    for cut in range(size, len(whole)):
+        path.write_bytes(whole[:cut])
+        with AppendLogStore.open(path, AppendLogOptions(unfinished="drop"), read_only=True) as reader:
+            assert (reader.count(), reader.cursor()) == (3, WatchCursor.of(1))
+        with AppendLogStore.open(path, read_only=True) as reader:
+            assert 3 <= reader.count() <= 6
+            assert reader.cursor() == WatchCursor.of(1)
+
+
+def test_a_scan_outlives_a_rewrite(tmp_path: Path) -> None:
+    with AppendLogStore.open(tmp_path / "fold.snap") as store:
+        store.apply(puts(0, 100), WatchCursor.of(1))
+        scan = store.scan(limit=10)
+        first = next(scan)
+        store.apply(puts(0, 100, b"new"), WatchCursor.of(2))
+        store.compact()
+        store.apply(puts(0, 100, b"newer"), WatchCursor.of(3))
+        values = {update.value for batch in (first, *scan) for update in batch}
+        assert values == {b"v" * 50}
+
+
+def test_the_batches_of_a_scan_are_over_the_mapped_file() -> None:
+    with AppendLogStore.open("fold.snap", disk=MemoryDisk()) as store:
+        store.apply(puts(0, 100), WatchCursor.of(1))
+        (batch,) = store.scan()
+        assert len(batch.buffer) == store.stat()["bytes"]
+        assert batch.to_arrow().column("key").to_pylist() == [b"k%05d" % n for n in range(100)]
+
+
+def test_prefixes_are_found_among_sorted_and_unsorted_keys() -> None:
+    rng = random.Random(5)
+    with AppendLogStore.open("fold.snap", disk=MemoryDisk()) as store:
+        keys = [f"{n:06}" for n in range(12_000)]
+        rng.shuffle(keys)
+        live: set[str] = set()
+        for start in range(0, 12_000, 1500):
+            part = keys[start : start + 1500]
+            store.apply([KvUpdate.put(key, b"") for key in part], WatchCursor.of(start))
+            gone = rng.sample(sorted(live), min(len(live), 200))
+            store.apply([KvUpdate.delete(key) for key in gone], WatchCursor.of(start))
+            live = (live | set(part)) - set(gone)
+            for prefix in ("", "00", "0051", "011999", "9"):
+                assert list(store.keys(prefix)) == sorted(key for key in live if key.startswith(prefix))
+            if start == 6000:
+                store.compact()
+
+
+def test_the_child_of_a_fork_cannot_use_the_store_and_the_parent_still_can(tmp_path: Path) -> None:
+    with AppendLogStore.open(tmp_path / "fold.snap") as store:
+        store.apply(puts(0, 3), WatchCursor.of(1))
+        pid = os.fork()
+        if pid == 0:
+            try:
+                store.apply(puts(3, 4), WatchCursor.of(2))
+            except ClosedError:
+                os._exit(0)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        store.apply(puts(3, 4), WatchCursor.of(2))
+        with pytest.raises(LockedError):
+            AppendLogStore.open(tmp_path / "fold.snap")
+        assert store.count() == 4
+
+
+def test_a_key_costs_an_offset_and_a_place_in_the_index() -> None:
+    """The index holds no key, value or version: they stay in the mapped file."""
+    fold = Fold()
+    with AppendLogStore.open("fold.snap", disk=MemoryDisk()) as store:
+        store.apply(puts(0, 10), WatchCursor.of(1))
+        view = store._view()[: store._fold.size]
+        fold.attach(view, len(view))
+        assert fold.index(6, True) == (len(view), 0, 0)
+        at = fold.find(b"k00003")
+        assert bytes(view[at + 7 : at + 13]) == b"k00003"
+
+
+@pytest.mark.parametrize("sync", ["interval", "always"])
+def test_a_synced_store_has_synced_when_it_is_closed(sync: str) -> None:
+    disk = FaultyDisk(MemoryDisk())
+    disk.sync_folder(".")
+    store = AppendLogStore.open("fold.snap", AppendLogOptions(sync=sync), disk=disk)  # type: ignore[arg-type]
+    store.apply(puts(0, 5), WatchCursor.of(1))
+    store.close()
+    disk.cut_power(keep=0)
+    with AppendLogStore.open("fold.snap", read_only=True, disk=disk) as store:
+        assert store.count() == 5
+
+
+def test_a_rewrite_that_fails_aside_is_told_by_settle_and_not_tried_at_every_apply() -> None:
+    disk = FaultyDisk(MemoryDisk())
+    store = AppendLogStore.open("fold.snap", AppendLogOptions(compact_threshold_bytes=1000), disk=disk)
+    for _ in range(99):
+        disk.fail("create", OSError(28, "No space left on device"), path="compact")
+    for number in range(1, 60):
+        store.apply(puts(0, 5, b"%03d" % number), WatchCursor.of(number))
+        store._wait()
+    tries = sum(1 for call in disk.calls if call == ("create", "fold.snap.penstock-compact"))
+    assert 1 < tries < 20
+    with pytest.raises(OSError, match="No space"):
+        store.settle()
+    assert store.count() == 5
+    store.close()
+
+
+def test_an_empty_file_is_no_store_for_a_reader_and_a_new_one_for_an_owner() -> None:
+    disk = MemoryDisk()
+    disk.create("fold.snap").close()
+    with pytest.raises(OptionsError, match="no store here"):
+        AppendLogStore.open("fold.snap", read_only=True, disk=disk)
+    with AppendLogStore.open("fold.snap", disk=disk) as store:
+        assert store.count() == 0
+
+
+def test_a_store_works_without_the_compiled_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    from penstock import kernel
+    from penstock.kernel.twin import foldindex, pgss
+    from penstock.store import appendlog, logfile
+    from penstock.store import pgss as format_module
+
+    monkeypatch.setattr(kernel, "native", False)
+    for module in (appendlog, logfile, format_module):
+        monkeypatch.setattr(module, "pgss", pgss)
+    monkeypatch.setattr(logfile, "Fold", foldindex.Fold)
+    disk = MemoryDisk()
+    with AppendLogStore.open("fold.snap", disk=disk) as store:
+        store.apply(puts(0, 20), WatchCursor.of(1))
+        store.apply(UpdateBatch.of([*puts(5, 8, b"new"), KvUpdate.delete("k00001", 2)]), WatchCursor.of(2))
+        store.compact()
+        store.apply(puts(30, 31), WatchCursor.of(3))
+        before = store.range(), store.digest(), store.cursor()
+    monkeypatch.undo()
+    with AppendLogStore.open("fold.snap", disk=disk) as store:
+        assert (store.range(), store.digest(), store.cursor()) == before
+        assert store.count() == 20

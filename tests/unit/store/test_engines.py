@@ -1,0 +1,137 @@
+"""Promises of the stores on RocksDB and LMDB beyond the contract."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.errors import Backpressure, CorruptionError, OptionsError, UnsupportedError
+from penstock.store import AppendLogStore, LmdbOptions, LmdbStore, RocksOptions, RocksStore, detect_backend, open_store
+from penstock.store import lightning as lightning_module
+from penstock.types import KvUpdate, WatchCursor
+
+ENGINES = pytest.mark.parametrize("kind", [RocksStore, LmdbStore])
+
+
+def puts(start: int, stop: int, value: bytes = b"v" * 100) -> list[KvUpdate]:
+    return [KvUpdate.put(f"k{n:05}", value, n) for n in range(start, stop)]
+
+
+@ENGINES
+def test_an_entry_is_kept_as_version_length_version_value(tmp_path: Path, kind: Any) -> None:
+    with kind.open(tmp_path / "fold") as store:
+        store.apply([KvUpdate.put("a", b"on", 7), KvUpdate.put("b", b"")], WatchCursor.of(7))
+        assert store._read_many([b"a", b"b"]) == [b"\x08" + (7).to_bytes(8, "big") + b"on", b"\x00"]
+        assert store._read_meta(b"cursor") == (7).to_bytes(8, "big")
+
+
+@ENGINES
+def test_a_state_that_another_program_moved_on_is_counted_anew(tmp_path: Path, kind: Any) -> None:
+    with kind.open(tmp_path / "fold") as store:
+        store.apply(puts(0, 3), WatchCursor.of(3))
+        store._write({b"foreign": b"\x00x"}, {b"cursor": (4).to_bytes(8, "big")})
+    with kind.open(tmp_path / "fold") as store:
+        assert (store.count(), store.cursor()) == (4, WatchCursor.of(4))
+        assert list(store.verify()) == []
+
+
+@ENGINES
+def test_a_stored_cursor_of_eleven_bytes_is_refused(tmp_path: Path, kind: Any) -> None:
+    with kind.open(tmp_path / "fold") as store:
+        store._write({}, {b"cursor": bytes(11)})
+    with pytest.raises(CorruptionError, match="11 bytes"):
+        kind.open(tmp_path / "fold")
+    with pytest.raises(CorruptionError, match="11 bytes"):  # and the lock was let go
+        kind.open(tmp_path / "fold")
+
+
+@ENGINES
+@pytest.mark.parametrize("record", [b"", b"\x0b" + bytes(11), b"\x08abc"])
+def test_what_is_no_value_record_is_corruption(tmp_path: Path, kind: Any, record: bytes) -> None:
+    with kind.open(tmp_path / "fold") as store:
+        store.apply(puts(0, 3), WatchCursor.of(3))
+        store._write({b"bad": record}, {})
+        with pytest.raises(CorruptionError, match="bad"):
+            store.get("bad")
+        assert [problem.reason for problem in store.verify()]
+
+
+@ENGINES
+def test_a_missing_package_is_named(tmp_path: Path, kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rocksdict", None)
+    monkeypatch.setitem(sys.modules, "lmdb", None)
+    with pytest.raises(UnsupportedError, match=r"penstock\[stores\]"):
+        kind.open(tmp_path / "fold")
+
+
+def test_the_map_of_lmdb_grows_by_itself(tmp_path: Path) -> None:
+    with LmdbStore.open(tmp_path / "fold", LmdbOptions(map_bytes=65536, sync=False)) as store:
+        for start in range(0, 5000, 500):
+            store.apply(puts(start, start + 500), WatchCursor.of(start))
+        assert store.count() == 5000
+        assert store._env.info()["map_size"] > 65536
+    with LmdbStore.open(tmp_path / "fold", LmdbOptions(map_bytes=65536)) as store:
+        assert store.count() == 5000
+
+
+def test_a_full_map_under_an_open_scan_says_so_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lightning_module, "GROW_SECONDS", 0.05)
+    with LmdbStore.open(tmp_path / "fold", LmdbOptions(map_bytes=1 << 20, sync=False)) as store:
+        store.apply(puts(0, 100), WatchCursor.of(1))
+        scan = store.scan(limit=10)
+        next(scan)
+        with pytest.raises(Backpressure, match="while a scan is open"):
+            store.apply(puts(0, 20_000), WatchCursor.of(2))
+        assert (store.count(), store.cursor()) == (100, WatchCursor.of(1))
+        scan.close()
+        store.apply(puts(0, 20_000), WatchCursor.of(2))
+        assert store.count() == 20_000
+
+
+def test_lmdb_names_the_key_it_cannot_hold(tmp_path: Path) -> None:
+    with (
+        LmdbStore.open(tmp_path / "fold") as store,
+        pytest.raises(OptionsError, match="update 1 has a key of 512 bytes, where LMDB takes 1 to 511"),
+    ):
+        store.apply([*puts(0, 1), KvUpdate.put("k" * 512, b"")], WatchCursor())
+
+
+def test_a_rocksdb_store_is_synced_when_asked_for(tmp_path: Path) -> None:
+    with RocksStore.open(tmp_path / "fold", RocksOptions(sync=True, cache_bytes=0)) as store:
+        assert store._write_options.sync
+        store.apply(puts(0, 3), WatchCursor.of(3))
+        store.settle()
+        assert store.count() == 3
+
+
+@ENGINES
+def test_a_closed_engine_can_be_opened_again_at_once(tmp_path: Path, kind: Any) -> None:
+    for number in range(3):
+        with kind.open(tmp_path / "fold") as store:
+            store.apply(puts(number, number + 1), WatchCursor.of(number))
+    with kind.open(tmp_path / "fold", read_only=True) as store:
+        assert store.count() == 3
+
+
+def test_the_backend_is_told_from_the_path(tmp_path: Path) -> None:
+    for kind in (AppendLogStore, RocksStore, LmdbStore):
+        path = str(tmp_path / kind.backend)
+        kind.open(path).close()
+        assert detect_backend(path) == kind.backend
+        with open_store(path) as store:
+            assert type(store) is kind
+    with pytest.raises(OptionsError, match="neither"):
+        detect_backend(str(tmp_path))
+
+
+def test_a_folder_of_rubbish_is_refused_by_name(tmp_path: Path) -> None:
+    for name, file in (("rocks", "CURRENT"), ("lightning", "data.mdb")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / file).write_bytes(b"rubbish" * 3000)
+        with pytest.raises((CorruptionError, UnsupportedError, OSError), match=name):
+            open_store(tmp_path / name)
