@@ -11,6 +11,8 @@ import asyncio
 import tempfile
 import time
 
+from penstock.batch import UpdateBatch
+from penstock.fold import AppliedWatch, WatchScope
 from penstock.kv import NatsConnection, NatsOptions, StoreConfig
 from penstock.kv.nats import NatsKvStore
 from penstock.testing.nats import NatsServer
@@ -30,6 +32,20 @@ async def hydrate(store: NatsKvStore) -> int:
     async with await store.watcher.watch_all() as watch:
         while not watch.hydrated:
             found += len(await watch.next_batch())
+    return found
+
+
+async def hydrate_fold(store: NatsKvStore) -> int:
+    found, stop = 0, asyncio.Event()
+
+    def apply(batch: UpdateBatch) -> None:
+        nonlocal found
+        found += len(batch)
+        if found == total:
+            stop.set()
+
+    total = (await store._api.info()).state.messages
+    await AppliedWatch(store.watcher, WatchScope.all(), apply=apply, stop=stop).run()
     return found
 
 
@@ -53,6 +69,7 @@ async def measure(count: int, repeats: int) -> list[tuple[str, float]]:
             await seed(connection, store, count)
             work = {
                 "watch_all, batches": lambda: hydrate(store),
+                "watch_applied, no store": lambda: hydrate_fold(store),
                 "nats-py watchall, objects": lambda: hydrate_plain(connection, store),
                 "scan": store.reader.scan,
                 "keys": store.reader.keys,

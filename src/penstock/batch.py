@@ -316,7 +316,8 @@ class UpdateBatch(Sequence[KvUpdate]):
         """
         starts = self.versions.offsets[self.versions.lengths == 8]
         raw = np.frombuffer(_bytes(self.buffer), np.uint8)
-        return raw[starts[:, None] + np.arange(8)].view(">u8").ravel().astype(np.uint64)
+        found: NDArray[np.uint64] = raw[starts[:, None] + np.arange(8)].view(">u8").ravel().astype(np.uint64)
+        return found
 
     def __len__(self) -> int:
         return len(self.ops)

@@ -343,17 +343,38 @@ async def test_a_consumer_deleted_behind_our_back_is_made_again(store: NatsKvSto
     await watch.aclose()
 
 
-async def test_a_quiet_prefix_makes_progress(store: NatsKvStore) -> None:
-    prefix = f"$KV.{store.name}."
-    watch = NatsWatch(store._api, prefix.encode(), [prefix + "node.>"], None, guarded=False, heartbeat_seconds=0.2)
+async def prefix_watch(store: NatsKvStore) -> NatsWatch:
+    prefix, quick = f"$KV.{store.name}.", 0.1
+    watch = NatsWatch(
+        store._api, prefix.encode(), [prefix + "node.>"], None,
+        guarded=False, heartbeat_seconds=quick, probe_seconds=quick,
+    )  # fmt: skip
     await watch.attach()
     await store.writer.put("node.a", b"1")
     await collect(watch, 1)
+    return watch
+
+
+async def test_a_quiet_prefix_makes_progress(store: NatsKvStore) -> None:
+    watch = await prefix_watch(store)
     last = await store.writer.put_many((f"svc.{n}", b"v") for n in range(20))
     waiting = asyncio.create_task(watch.next_batch())
     async with asyncio.timeout(WAIT_SECONDS):
         while watch.progress < (last[-1].as_int() or 0):
             await asyncio.sleep(0.02)
+    await watch.aclose()
+    with pytest.raises(StopAsyncIteration):
+        await waiting
+
+
+async def test_a_quiet_prefix_claims_no_progress_over_removed_history(store: NatsKvStore) -> None:
+    watch = await prefix_watch(store)
+    await store.writer.put_many((f"svc.{n}", b"v") for n in range(20))
+    await purge_below(store, 15)
+    waiting = asyncio.create_task(watch.next_batch())
+    await asyncio.sleep(1.5)
+    assert watch._heartbeat >= 20
+    assert watch.progress == 1
     await watch.aclose()
     with pytest.raises(StopAsyncIteration):
         await waiting

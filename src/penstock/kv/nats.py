@@ -21,7 +21,6 @@ from penstock.errors import (
     AlreadyExists,
     NotConnected,
     OptionsError,
-    ReplacedError,
     RetryError,
     RevisionMismatch,
     Timeout,
@@ -291,10 +290,10 @@ class NatsKvWriter(KvWriter):
         subject = self._bucket.subject(key)
         try:
             return VersionToken.of(await self._bucket.api.publish(subject, value, headers))
-        except NotConnected as exc:
-            if not isinstance(exc.__cause__, Exception) and self._bucket.api.client().is_connected:
-                # The server is there and nobody listens on the subject: the stream is gone.
-                raise ReplacedError(self._bucket.api.stream, "nobody stores its subjects any more") from exc
+        except NotConnected:
+            # Nobody answers for a bucket that was deleted: ask for it by name, which raises ReplacedError.
+            if self._bucket.api.client().is_connected:
+                await self._bucket.api.info()
             raise
 
 

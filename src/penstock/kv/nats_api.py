@@ -24,6 +24,8 @@ __all__ = ["JetStream", "StreamInfo", "error_of"]
 OPERATION_SECONDS = 30.0
 """Long enough for a slow leader election, short enough to notice a connection that died half-way."""
 
+LOOK_SECONDS = 0.5  # how often a waiting request looks whether its connection is still the same
+
 WRONG_LAST_SEQUENCE = (10071, 10164)
 STREAM_NOT_FOUND = 10059
 NO_MESSAGE = 10037
@@ -68,11 +70,18 @@ class JetStream:
         from nats import errors
 
         client = self.client()
+        # What is sent while the connection is down goes out after the next reconnect; what was under way when it
+        # broke never gets an answer, and waiting the whole time for one helps nobody.
+        survives = client.stats["reconnects"] + (not client.is_connected)
+        asking = asyncio.ensure_future(
+            client.request(subject, payload, timeout=self.seconds, headers=dict(headers) if headers else None)
+        )
         try:
             async with asyncio.timeout(self.seconds):
-                return await client.request(
-                    subject, payload, timeout=self.seconds, headers=dict(headers) if headers else None
-                )
+                while not (await asyncio.wait((asking,), timeout=LOOK_SECONDS))[0]:
+                    if client.stats["reconnects"] > survives:
+                        raise NotConnected(f"nats: the connection broke before {subject} was answered")
+            return asking.result()
         except (TimeoutError, errors.TimeoutError):
             raise Timeout(f"nats: no answer to {subject} within {self.seconds:g} s") from None
         except errors.NoRespondersError:
@@ -81,6 +90,8 @@ class JetStream:
             raise OptionsError(f"nats: the value for {subject} is longer than the server takes") from exc
         except (errors.Error, OSError) as exc:
             raise NotConnected(f"nats: {subject}: {exc or type(exc).__name__}") from exc
+        finally:
+            asking.cancel()
 
     async def call(self, subject: str, body: object = None) -> dict[str, Any]:
         """Call ``$JS.API.<subject>`` with JSON and return the JSON answer."""

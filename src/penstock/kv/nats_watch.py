@@ -7,7 +7,8 @@ What must stay true:
    last revision delivered; before any delivery it starts exactly where the first one did.
 3. A resume is checked against the retention window before and after attaching, and a watch of everything is
    checked whenever a revision is skipped, before the batch is handed out, and every 30 s when idle: a server
-   starts or goes on behind evicted messages without a word.
+   starts or goes on behind evicted messages without a word.  Progress is claimed only where nothing can have been
+   removed unseen.
 4. Flow control is answered when the caller comes back for more, so a slow caller makes the server wait and
    the memory in between is bounded by the server's window.
 """
@@ -78,7 +79,9 @@ class NatsWatch(Watch):
         self._heartbeat_seconds, self._probe_seconds = heartbeat_seconds, probe_seconds
         self._revision = revision  # where the caller wants to go on; None for the re-list
         self._progress = revision or 0  # every matching revision up to here has been delivered
-        self._delivered = revision or 0  # the last revision delivered
+        self._delivered = revision or 0  # the last revision received in order
+        self._handed_out = revision or 0  # the last revision the caller has, or the re-list stands for
+        self._heartbeat = 0  # the revision the last heartbeat spoke of
         self._covered = 0  # what the re-list stands for once it is complete
         self._consumer_seq = 0
         self._expected = 0  # messages that waited when the consumer was made
@@ -108,8 +111,8 @@ class NatsWatch(Watch):
 
     @property
     def progress(self) -> int:
-        """The revision up to which everything that matches was delivered, quiet times included."""
-        return self._delivered if self._ready is not None else max(self._progress, self._delivered)
+        """The revision up to which everything that matches was handed out, quiet times included; 0 unknown."""
+        return 0 if self._ready is not None else max(self._progress, self._handed_out)
 
     # --- Attaching
 
@@ -197,8 +200,10 @@ class NatsWatch(Watch):
                 await self._reset()
             found = decode_messages(await self._take(), self._prefix)
             batch = await self._accept(found)
+            # From here to the return nothing waits: whoever reads progress sees it before or after.
             if len(batch):
                 self._ready = batch
+            self._handed_out = self._delivered
         batch = self._ready
         if len(batch) <= limit:
             self._ready = None
@@ -233,14 +238,24 @@ class NatsWatch(Watch):
             await self._probe(now)
 
     async def _probe(self, now: float) -> None:
-        """When idle, look now and then whether retention has overrun the watch."""
-        if self._guarded and self._hydrated and now - self._probed_at >= self._probe_seconds:
-            self._probed_at = now
-            try:
-                info = await self._api.info()
-            except RetryError:
-                return  # not connected: the reset after the reconnect checks the same
+        """When idle, look now and then what retention has done.
+
+        A watch of everything learns whether it was overrun.  A watch of prefixes learns that nothing was removed
+        since its last progress, so whatever the server has passed over did not concern it; if something was
+        removed it stands still, and the next resume finds out.
+        """
+        if not self._hydrated or now - self._probed_at < self._probe_seconds:
+            return
+        self._probed_at = now
+        passed = self._heartbeat
+        try:
+            info = await self._api.info()
+        except RetryError:
+            return  # not connected: the reset after the reconnect checks the same
+        if self._guarded:
             self._check(info, self._delivered)
+        elif info.created == self._created and resume_window_ok(self.progress, info.state.first_seq):
+            self._progress = max(self.progress, passed)
 
     async def _pay(self) -> None:
         owed, self._owed = self._owed, []
@@ -281,7 +296,7 @@ class NatsWatch(Watch):
                 if headers["Nats-Last-Consumer"] != str(ahead + row):
                     self._broken = True
                 elif self._hydrated and row == len(found) and headers.get("Nats-Last-Stream", "").isdigit():
-                    self._progress = max(self._progress, int(headers["Nats-Last-Stream"]))
+                    self._heartbeat = int(headers["Nats-Last-Stream"])
                 if stalled := headers.get("Nats-Consumer-Stalled"):
                     self._owed.append(stalled)
             elif reply:
@@ -318,7 +333,7 @@ class NatsWatch(Watch):
             try:
                 if client.is_connected:
                     info = await self._api.info()
-                    delivered = self.progress
+                    delivered = max(self._progress, self._delivered)
                     fresh = delivered == 0 and self._revision is None
                     self._check_same(info)
                     if fresh:

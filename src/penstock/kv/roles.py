@@ -167,6 +167,11 @@ class Watch(abc.ABC):
     def lag(self) -> int | None:
         """Changes that the server still had for this watch at the last delivery; None before it."""
 
+    @property
+    def progress(self) -> int:
+        """The revision up to which everything that matches was handed out, quiet times included; 0 unknown."""
+        return 0
+
     @abc.abstractmethod
     async def next_batch(self, limit: int = 65536) -> UpdateBatch:
         """Return the next changes, at least one and at most ``limit``; StopAsyncIteration at the end."""

@@ -1,0 +1,350 @@
+"""Fold a bucket: batch, apply, and only then move the cursor.
+
+    watch ──► channel (bounded) ──► queue ── window or max ──► apply ──► store(updates, cursor) ──► on_applied
+
+The one promise: a cursor that was stored or reported covers only updates for which ``apply`` has returned.  Moving
+it when an update arrives would, after a crash, skip what had arrived and was not applied.
+
+When the cursor has expired, or retention has overrun the running watch, keys may have vanished whose deletes
+nobody will ever deliver.  So the live keys are listed, what the fold has and the bucket has not is deleted with
+an unknown version, and only when that is in the store does the full watch start: a key that came back is put
+after it was deleted, never before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from penstock.batch import UpdateBatch
+from penstock.errors import ExpiredError, PenstockError, RetryError
+from penstock.fold.executor import in_store_thread
+from penstock.fold.face import BatchConfig, FoldStore, WatchScope
+from penstock.fold.guards import may_relist, resume_cursor
+from penstock.fold.queue import FoldQueue
+from penstock.kv.roles import KvReader, KvWatcher, Watch
+from penstock.metrics import REGISTRY
+from penstock.types import KvUpdate, WatchCursor
+
+__all__ = ["AppliedWatch", "watch_applied"]
+
+_log = logging.getLogger("penstock.fold")
+
+_updates = REGISTRY.counter("fold_updates", "updates folded", labels=("fold",))
+_failures = REGISTRY.counter("fold_store_failures", "batches a store refused", labels=("fold",))
+_resyncs = REGISTRY.counter("fold_resyncs", "resyncs after an expired cursor", labels=("fold",))
+_lag = REGISTRY.gauge("fold_lag", "changes the backend still has for the fold", labels=("fold",))
+
+RESYNC_PAUSE_SECONDS = 0.5
+
+Parse = Callable[[UpdateBatch], Any]
+Apply = Callable[[Any], Awaitable[None] | None]
+
+
+class AppliedWatch:
+    """One fold under way.  ``run`` does the work; the properties may be read at any time.
+
+    >>> from unittest import mock
+    >>> AppliedWatch(mock.Mock(), WatchScope.all(), apply=print).hydrated
+    False
+    """
+
+    def __init__(
+        self,
+        watcher: KvWatcher,
+        scope: WatchScope,
+        *,
+        apply: Apply,
+        parse: Parse | None = None,
+        store: FoldStore | None = None,
+        reader: KvReader | None = None,
+        resume: WatchCursor | None = None,
+        on_applied: Callable[[WatchCursor], None] | None = None,
+        config: BatchConfig | None = None,
+        stop: asyncio.Event | None = None,
+        name: str = "fold",
+    ) -> None:
+        self._watcher, self._scope, self._apply, self._parse = watcher, scope, apply, parse
+        self._store, self._reader, self._on_applied = store, reader, on_applied
+        self._config, self._stop, self._name = config or BatchConfig(), stop or asyncio.Event(), name
+        self._resume = resume or WatchCursor()
+        self._queue = FoldQueue(self._config)
+        self._applied: int | None = None
+        self._reported: int | None = None
+        self._channel: deque[UpdateBatch] = deque()
+        self._in_channel = 0
+        self._wake, self._room, self._synced = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._live: set[str] | None = None  # the live keys of a resync that was asked for
+        self._watch: Watch | None = None
+        self._followed_at = float("-inf")
+        self.resyncs = 0
+        """How often the cursor had expired."""
+
+    # --- What can be seen from outside
+
+    @property
+    def applied(self) -> WatchCursor:
+        """The cursor in memory: everything up to it has been applied."""
+        return self._resume if self._applied is None else WatchCursor.of(self._applied)
+
+    @property
+    def hydrated(self) -> bool:
+        """Whether the state the watch began with has been folded completely."""
+        watch = self._watch
+        return watch is not None and watch.hydrated and not self._in_channel and not len(self._queue)
+
+    @property
+    def lag(self) -> int | None:
+        """Changes not folded yet, as far as they are known: here and at the backend; None before the first."""
+        watch = self._watch
+        if watch is None or watch.lag is None:
+            return None
+        return watch.lag + self._in_channel + len(self._queue)
+
+    @property
+    def failures(self) -> int:
+        """How often in a row the store has refused a batch."""
+        return self._queue.failures
+
+    # --- The loop
+
+    async def run(self) -> WatchCursor:
+        """Fold until ``stop`` is set or the watch ends; return the cursor up to which everything is applied."""
+        if self._store is not None:
+            self._resume = _start(await in_store_thread(self._store.cursor), self._resume)
+        loop = asyncio.get_running_loop()
+        pump = asyncio.create_task(self._pump())
+        stopping = asyncio.create_task(self._stop.wait())
+        for task in (pump, stopping):
+            task.add_done_callback(lambda _: self._wake.set())
+        try:
+            while not self._stop.is_set():
+                self._wake.clear()
+                if self._queue.due(loop.time()):
+                    await self._flush()
+                elif self._live is not None and not self._channel:
+                    await self._resync(self._live)
+                elif self._channel and not self._queue.failures:
+                    self._receive(loop.time())  # while the store fails, the channel fills and the watch waits
+                elif self._quiet(loop.time()):
+                    await self._follow()
+                elif pump.done() and not self._channel:
+                    await self._settle()
+                    pump.result()
+                    return self.applied
+                else:
+                    await self._sleep(loop.time())
+            await self._settle()
+            return self.applied
+        finally:
+            for task in (pump, stopping):
+                task.cancel()
+            await asyncio.gather(pump, stopping, return_exceptions=True)
+
+    async def _sleep(self, now: float) -> None:
+        deadline = self._queue.deadline
+        if deadline is None:
+            deadline = now + self._config.progress_seconds
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+
+    def _quiet(self, now: float) -> bool:
+        """Whether nothing waits anywhere and the bucket has gone on outside of the scope."""
+        watch = self._watch
+        if watch is None or len(self._queue) or now < self._followed_at + self._config.progress_seconds:
+            return False
+        self._followed_at = now
+        return watch.hydrated and watch.progress > (self.applied.token.as_int() or 0)
+
+    async def _follow(self) -> None:
+        """Move the cursor over what did not concern this fold."""
+        assert self._watch is not None
+        self._applied = self._queue.reached = self._watch.progress
+        if self._store is not None:
+            try:
+                await in_store_thread(self._store.apply, UpdateBatch.of([]), self.applied)
+            except Exception as exc:  # noqa: BLE001 - the next update or the next time will do
+                _log.warning("%s: the cursor could not follow: %s", self._name, exc)
+                return
+        self._report()
+
+    def _receive(self, now: float) -> None:
+        batch = self._channel.popleft()
+        self._in_channel -= len(batch)
+        self._room.set()
+        self._queue.add(batch, now)
+
+    async def _flush(self) -> bool:
+        """Apply what is new, store everything the store has not, then report; return whether it was stored."""
+        fresh = self._queue.take()
+        if fresh is not None:
+            result = self._apply(self._parse(fresh) if self._parse is not None else fresh)
+            if inspect.isawaitable(result):
+                await result
+            self._applied = self._queue.reached if self._queue.reached is not None else self._applied
+            _updates.add(len(fresh), fold=self._name)
+        batch = self._queue.to_store()
+        if batch is not None and self._store is not None:
+            try:
+                await in_store_thread(self._store.apply, batch, self.applied)
+            except Exception as exc:  # noqa: BLE001 - whatever a store fails with, the batch is kept
+                self._refused(exc)
+                return False
+        self._queue.stored()
+        if self.lag is not None:
+            _lag.set(self.lag, fold=self._name)
+        self._report()
+        return True
+
+    def _report(self) -> None:
+        if self._applied is not None and self._applied != self._reported:
+            self._reported = self._applied
+            if self._on_applied is not None:
+                self._on_applied(self.applied)
+
+    def _refused(self, exc: Exception) -> None:
+        _failures.add(fold=self._name)
+        fatal = self._queue.refused(asyncio.get_running_loop().time())
+        times = self._queue.failures
+        if fatal:
+            raise RetryError(f"{self._name}: the store failed {times} consecutive times: {exc}") from exc
+        _log.warning("%s: the store refused a batch (%d in a row), it is kept: %s", self._name, times, exc)
+
+    async def _settle(self) -> None:
+        """Flush until nothing waits; a store that keeps failing ends it."""
+        while len(self._queue):
+            if not await self._flush():
+                deadline = self._queue.deadline or 0.0
+                await asyncio.sleep(max(0.0, deadline - asyncio.get_running_loop().time()))
+
+    # --- Resync
+
+    async def _resync(self, live: set[str]) -> None:
+        """Delete what the fold has and the bucket has not, then let the full watch start."""
+        await self._settle()
+        assert self._store is not None  # no resync is asked for without one
+        gone = await in_store_thread(_vanished, self._store, self._scope.prefixes, live)
+        if gone:
+            deletes = UpdateBatch.of(KvUpdate.delete(key) for key in gone)
+            self._queue.add(deletes, asyncio.get_running_loop().time())
+            await self._settle()
+        self._live = None
+        self._synced.set()
+
+    async def _ask_for_resync(self, exc: ExpiredError) -> None:
+        """In the pump: list the live keys, hand them to the loop, and wait until the fold has caught up."""
+        self.resyncs += 1
+        _resyncs.add(fold=self._name)
+        if self._reader is None or self._store is None:
+            _log.warning("%s: %s; without reader and store, keys deleted in between may stay", self._name, exc)
+            return
+        _log.info("%s: %s; resyncing", self._name, exc)
+        live: set[str] = set()
+        try:
+            for prefix in self._scope.prefixes:
+                live.update(await self._reader.keys(prefix))
+        except PenstockError as failure:
+            raise RetryError(f"{self._name}: the resync after {exc} failed listing live keys: {failure}") from failure
+        self._synced.clear()
+        self._live = live
+        self._wake.set()
+        while not may_relist(self._synced.is_set()):
+            await self._synced.wait()
+
+    # --- The watch
+
+    async def _pump(self) -> None:
+        """Move batches from the watch into the channel; start over with a resync when history is gone."""
+        watch = await self._begin()
+        while True:
+            self._watch = watch
+            try:
+                while True:
+                    await self._send(
+                        await watch.next_batch(min(self._config.max_updates, self._config.channel_capacity))
+                    )
+            except StopAsyncIteration:
+                return
+            except ExpiredError as exc:
+                await watch.aclose()
+                await self._ask_for_resync(exc)
+                # On a small busy bucket this can be needless each time: never in a hot loop.
+                await asyncio.sleep(RESYNC_PAUSE_SECONDS)
+                watch = await self._scope.watch(self._watcher)
+            except BaseException:
+                await watch.aclose()
+                raise
+
+    async def _begin(self) -> Watch:
+        try:
+            return await self._scope.watch_from(self._watcher, self._resume)
+        except ExpiredError as exc:
+            await self._ask_for_resync(exc)
+            return await self._scope.watch(self._watcher)
+
+    async def _send(self, batch: UpdateBatch) -> None:
+        while self._in_channel and self._in_channel + len(batch) > self._config.channel_capacity:
+            self._room.clear()
+            await self._room.wait()
+        self._channel.append(batch)
+        self._in_channel += len(batch)
+        self._wake.set()
+
+
+async def watch_applied(
+    watcher: KvWatcher,
+    scope: WatchScope,
+    *,
+    apply: Apply,
+    parse: Parse | None = None,
+    store: FoldStore | None = None,
+    reader: KvReader | None = None,
+    resume: WatchCursor | None = None,
+    on_applied: Callable[[WatchCursor], None] | None = None,
+    config: BatchConfig | None = None,
+    stop: asyncio.Event | None = None,
+    name: str = "fold",
+) -> WatchCursor:
+    """Fold a scope of a bucket until ``stop`` is set or the watch ends; return the applied cursor.
+
+    ``parse`` gets each batch and returns what ``apply`` gets; what it leaves out is rejected, and the cursor passes it
+    all the same.  ``apply`` may be a coroutine function.  With a ``store`` the fold goes on at the store's cursor, and
+    ``on_applied`` is called only when the store has what it reports.  A ``reader`` makes an expired cursor repairable.
+
+    >>> async def example(store):
+    ...     stop = asyncio.Event()
+    ...     return await watch_applied(store.watcher, WatchScope.all(), apply=print, reader=store.reader, stop=stop)
+    """
+    return await AppliedWatch(
+        watcher,
+        scope,
+        apply=apply,
+        parse=parse,
+        store=store,
+        reader=reader,
+        resume=resume,
+        on_applied=on_applied,
+        config=config,
+        stop=stop,
+        name=name,
+    ).run()
+
+
+def _start(stored: WatchCursor, asked: WatchCursor) -> WatchCursor:
+    """Return where a fold goes on: never past its store."""
+    revision, wanted = stored.token.as_int(), asked.token.as_int()
+    if revision is None or wanted is None:
+        return stored
+    return WatchCursor.of(resume_cursor(revision, wanted))
+
+
+def _vanished(store: FoldStore, prefixes: tuple[str, ...], live: set[str]) -> list[str]:
+    """Return the keys of the fold that are not live, sorted, each once."""
+    return sorted({key for prefix in prefixes for key in store.keys(prefix) if key not in live})

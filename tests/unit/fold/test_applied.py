@@ -1,0 +1,393 @@
+"""Every row of the fold's state table and failure table, with a store and a watch that do as they are told."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.batch import UpdateBatch
+from penstock.errors import ExpiredError, NotConnected, RetryError
+from penstock.fold import AppliedWatch, BatchConfig, WatchScope, watch_applied
+from penstock.types import KvUpdate, WatchCursor
+
+_spec = importlib.util.spec_from_file_location("fold_fakes", Path(__file__).with_name("fakes.py"))
+assert _spec is not None
+assert _spec.loader is not None
+fakes: Any = importlib.util.module_from_spec(_spec)
+sys.modules["fold_fakes"] = fakes
+_spec.loader.exec_module(fakes)
+
+MemoryStore, ScriptedWatch, ScriptedWatcher = fakes.MemoryStore, fakes.ScriptedWatch, fakes.ScriptedWatcher
+ListedReader, put = fakes.ListedReader, fakes.put
+
+QUICK = BatchConfig(window_seconds=0.01, max_updates=100, channel_capacity=256, retry_seconds=0.0)
+PATIENT = BatchConfig(window_seconds=60.0, max_updates=100, channel_capacity=256, retry_seconds=0.0)
+ALL = WatchScope.all()
+EXPIRED = ExpiredError("KV_b", 3, 9)
+
+
+class Seen:
+    """Collects what apply was given, and what the cursor was meanwhile."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[str]] = []
+        self.reported: list[int | None] = []
+
+    def apply(self, batch: UpdateBatch) -> None:
+        self.batches.append([update.key for update in batch])
+
+    def on_applied(self, cursor: WatchCursor) -> None:
+        self.reported.append(cursor.token.as_int())
+
+    @property
+    def keys(self) -> list[str]:
+        return [key for batch in self.batches for key in batch]
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+def fold(watch: Any, seen: Seen, **settings: Any) -> AppliedWatch:
+    watcher = settings.pop("watcher", None) or ScriptedWatcher(resumed=watch)
+    settings.setdefault("config", QUICK)
+    return AppliedWatch(watcher, settings.pop("scope", ALL), apply=seen.apply, on_applied=seen.on_applied, **settings)
+
+
+# --- Flushing
+
+
+async def test_the_rest_is_flushed_when_the_watch_ends() -> None:
+    seen, store = Seen(), MemoryStore()
+    cursor = await fold(ScriptedWatch([put("a", 1), put("b", 2), None]), seen, store=store, config=PATIENT).run()
+    assert cursor == WatchCursor.of(2)
+    assert seen.batches == [["a", "b"]]
+    assert (store.entries.keys(), store.revision) == ({"a", "b"}, 2)
+    assert seen.reported == [2]
+
+
+async def test_a_window_that_is_over_flushes() -> None:
+    seen, watch = Seen(), ScriptedWatch([put("a", 1)])
+    running = asyncio.create_task(fold(watch, seen).run())
+    await until(lambda: seen.reported == [1])
+    watch.feed(None)
+    await running
+
+
+async def test_a_full_batch_flushes_without_waiting() -> None:
+    seen, watch = Seen(), ScriptedWatch([put("a", 1), put("b", 2), put("c", 3)])
+    config = BatchConfig(window_seconds=60, max_updates=2)
+    running = asyncio.create_task(fold(watch, seen, config=config).run())
+    await until(lambda: seen.reported == [2])
+    assert seen.batches == [["a", "b"]]
+    watch.feed(None)
+    await running
+    assert seen.batches == [["a", "b"], ["c"]]
+
+
+async def test_shutdown_flushes_what_waits_and_closes_the_watch() -> None:
+    seen, store, stop, watch = Seen(), MemoryStore(), asyncio.Event(), ScriptedWatch([put("a", 1)])
+    run = fold(watch, seen, store=store, stop=stop, config=PATIENT)
+    running = asyncio.create_task(run.run())
+    await until(lambda: len(run._queue) == 1)
+    assert seen.batches == []
+    stop.set()
+    assert await running == WatchCursor.of(1)
+    assert store.revision == 1
+    assert watch.closed
+
+
+async def test_shutdown_with_nothing_waiting_returns_where_it_stood() -> None:
+    stop, store = asyncio.Event(), MemoryStore({"a": b"1"}, 7)
+    stop.set()
+    assert await fold(ScriptedWatch(), Seen(), store=store, stop=stop).run() == WatchCursor.of(7)
+    assert store.applies == []
+
+
+# --- The cursor
+
+
+async def test_the_cursor_moves_only_after_apply_has_returned() -> None:
+    store, seen = MemoryStore(), Seen()
+    during: list[tuple[int | None, int | None]] = []
+
+    async def slow(batch: UpdateBatch) -> None:
+        during.append((run.applied.token.as_int(), store.revision))
+        await asyncio.sleep(0.01)
+        during.append((run.applied.token.as_int(), store.revision))
+
+    config = BatchConfig(window_seconds=60, max_updates=1)
+    watch = ScriptedWatch([put("a", 1), put("b", 2), None])
+    run = AppliedWatch(ScriptedWatcher(resumed=watch), ALL, apply=slow, store=store, config=config)
+    assert await run.run() == WatchCursor.of(2)
+    assert during == [(None, None), (None, None), (1, 1), (1, 1)]
+    assert seen.reported == []
+
+
+async def test_an_apply_that_fails_stops_the_fold_and_the_cursor() -> None:
+    store = MemoryStore()
+
+    def broken(batch: UpdateBatch) -> None:
+        raise ZeroDivisionError
+
+    watch = ScriptedWatch([put("a", 1), None])
+    with pytest.raises(ZeroDivisionError):
+        await watch_applied(ScriptedWatcher(resumed=watch), ALL, apply=broken, store=store, config=QUICK)
+    assert store.applies == []
+
+
+async def test_rejected_updates_are_covered_by_the_cursor() -> None:
+    seen, store = Seen(), MemoryStore()
+    got: list[list[str]] = []
+
+    def parse(batch: UpdateBatch) -> list[str]:
+        return [update.key for update in batch if update.key == "good"]
+
+    watch = ScriptedWatch([[put("bad", 1), put("good", 2), put("bad", 3)], None])
+    cursor = await watch_applied(
+        ScriptedWatcher(resumed=watch), ALL, parse=parse, apply=got.append, store=store,
+        on_applied=seen.on_applied, config=QUICK,
+    )  # fmt: skip
+    assert got == [["good"]]
+    assert (cursor, store.revision, seen.reported) == (WatchCursor.of(3), 3, [3])
+    assert store.entries.keys() == {"bad", "good"}
+
+
+async def test_an_unknown_version_is_applied_and_never_moves_the_cursor() -> None:
+    seen, store = Seen(), MemoryStore()
+    watch = ScriptedWatch([put("a", 5), put("b", None), put("c", None), None])
+    assert await fold(watch, seen, store=store, config=PATIENT).run() == WatchCursor.of(5)
+    assert seen.keys == ["a", "b", "c"]
+    only_unknown = MemoryStore({}, 4)
+    await fold(ScriptedWatch([put("b", None), None]), Seen(), store=only_unknown).run()
+    assert (only_unknown.revision, only_unknown.entries.keys()) == (4, {"b"})
+
+
+async def test_a_revision_that_comes_again_does_not_move_the_cursor_back() -> None:
+    store = MemoryStore()
+    await fold(ScriptedWatch([put("a", 9), put("a", 4), None]), Seen(), store=store, config=PATIENT).run()
+    assert store.revision == 9
+
+
+async def test_a_fold_goes_on_at_the_cursor_of_its_store_however_far_the_caller_had_come() -> None:
+    for asked, expected in ((None, 5), (9, 5), (3, 3)):
+        watcher = ScriptedWatcher(resumed=ScriptedWatch([None]))
+        resume = None if asked is None else WatchCursor.of(asked)
+        await fold(None, Seen(), watcher=watcher, store=MemoryStore({}, 5), resume=resume).run()
+        assert watcher.calls == [("all from", expected)]
+
+
+@pytest.mark.parametrize(
+    ("scope", "call"),
+    [
+        (ALL, ("all from", 5)),
+        (WatchScope.prefix("node."), ("prefix from", "node.", 5)),
+        (WatchScope.of(["node.", "svc."]), ("prefixes from", "node.", "svc.", 5)),
+    ],
+)
+async def test_the_scope_decides_which_watch_is_used(scope: WatchScope, call: tuple[Any, ...]) -> None:
+    watcher = ScriptedWatcher(resumed=ScriptedWatch([None]))
+    await fold(None, Seen(), watcher=watcher, scope=scope, resume=WatchCursor.of(5)).run()
+    assert watcher.calls == [call]
+
+
+async def test_the_cursor_of_a_quiet_scope_follows_the_bucket() -> None:
+    seen, store, watch = Seen(), MemoryStore(), ScriptedWatch([put("node.a", 1)])
+    config = BatchConfig(window_seconds=0.001, progress_seconds=0.01)
+    running = asyncio.create_task(fold(watch, seen, store=store, config=config, scope=WatchScope.prefix("node.")).run())
+    await until(lambda: seen.reported == [1])
+    watch.quiet_at = 40
+    await until(lambda: store.revision == 40)
+    watch.feed(None)
+    assert await running == WatchCursor.of(40)
+    assert store.entries.keys() == {"node.a"}
+
+
+# --- A store that fails
+
+
+async def test_a_refused_batch_stays_in_front_and_nothing_is_reported_before_it_is_stored() -> None:
+    seen, store = Seen(), MemoryStore()
+    store.failing = 3
+    watch = ScriptedWatch([put("a", 1)])
+    run = fold(watch, seen, store=store)
+    running = asyncio.create_task(run.run())
+    await until(lambda: store.failing < 3)
+    watch.feed(put("b", 2))
+    watch.feed(None)
+    assert await running == WatchCursor.of(2)
+    assert seen.batches == [["a"], ["b"]]  # applied once each, however often the store refused
+    assert (store.entries.keys(), store.revision) == ({"a", "b"}, 2)
+    assert store.applies[0][0][0] == "a"
+    assert None not in seen.reported
+    assert run.failures == 0
+
+
+async def test_on_applied_never_reports_what_the_store_has_not() -> None:
+    store = MemoryStore()
+    store.failing = 5
+    wrong: list[int | None] = []
+
+    def on_applied(cursor: WatchCursor) -> None:
+        if cursor != store.at:
+            wrong.append(cursor.token.as_int())
+
+    watch = ScriptedWatch([put("a", 1), None])
+    await AppliedWatch(
+        ScriptedWatcher(resumed=watch), ALL, apply=lambda batch: None, store=store, on_applied=on_applied, config=QUICK
+    ).run()
+    assert wrong == []
+    assert store.revision == 1
+
+
+async def test_sixteen_failures_in_a_row_stop_the_fold() -> None:
+    store, seen = MemoryStore(), Seen()
+    store.failing = 16
+    with pytest.raises(RetryError, match="16 consecutive"):
+        await fold(ScriptedWatch([put("a", 1)]), seen, store=store).run()
+    assert (store.revision, seen.reported) == (None, [])
+    again = MemoryStore()
+    again.failing = 15
+    await fold(ScriptedWatch([put("a", 1), None]), Seen(), store=again).run()
+    assert again.revision == 1
+
+
+async def test_while_the_store_fails_the_watch_waits() -> None:
+    store, watch = MemoryStore(), ScriptedWatch([put(f"k{n}", n + 1) for n in range(500)])
+    store.failing = 6
+    config = BatchConfig(window_seconds=0.001, max_updates=10, channel_capacity=20, retry_seconds=0.01)
+    running = asyncio.create_task(fold(watch, Seen(), store=store, config=config).run())
+    await until(lambda: store.failing <= 2)
+    assert watch.taken <= 10 + 20 + 1
+    watch.feed(None)
+    assert await running == WatchCursor.of(500)
+    assert len(store.entries) == 500
+
+
+async def test_a_full_channel_makes_the_watch_wait() -> None:
+    watch = ScriptedWatch([put(f"k{n}", n + 1) for n in range(100)])
+    gate = asyncio.Event()
+
+    async def blocked(batch: UpdateBatch) -> None:
+        await gate.wait()
+
+    config = BatchConfig(window_seconds=0.0, max_updates=5, channel_capacity=10)
+    run = AppliedWatch(ScriptedWatcher(resumed=watch), ALL, apply=blocked, config=config)
+    running = asyncio.create_task(run.run())
+    await asyncio.sleep(0.05)
+    assert watch.taken <= 5 + 10 + 1
+    gate.set()
+    watch.feed(None)
+    assert await running == WatchCursor.of(100)
+
+
+# --- An expired cursor
+
+
+@pytest.mark.parametrize(
+    ("scope", "kept"),
+    [(ALL, {"node.live"}), (WatchScope.prefix("node."), {"node.live", "svc.other"})],
+)
+async def test_a_resync_deletes_what_vanished_in_scope_before_the_re_list(scope: WatchScope, kept: set[str]) -> None:
+    store = MemoryStore({"node.live": b"1", "node.gone": b"1", "svc.other": b"1"}, 3)
+    seen, full = Seen(), ScriptedWatch([put("node.live", 12), None])
+    watcher = ScriptedWatcher(resumed=EXPIRED, full=full)
+    run = fold(None, seen, watcher=watcher, scope=scope, store=store, reader=ListedReader(["node.live"]))
+    assert await run.run() == WatchCursor.of(12)
+    assert store.entries.keys() == kept
+    gone = ["node.gone", "svc.other"] if scope == ALL else ["node.gone"]
+    assert store.applies == [(gone, 3), (["node.live"], 12)]  # the deletes do not move the cursor
+    assert seen.keys == [*gone, "node.live"]
+    assert run.resyncs == 1
+
+
+async def test_a_key_that_came_back_after_the_listing_is_there_in_the_end() -> None:
+    store = MemoryStore({"k": b"old"}, 3)
+    full = ScriptedWatch([put("k", 12, b"new"), None])
+    await fold(None, Seen(), watcher=ScriptedWatcher(EXPIRED, full), store=store, reader=ListedReader([])).run()
+    assert store.entries == {"k": b"new"}
+    assert [cursor for _, cursor in store.applies] == [3, 12]
+
+
+async def test_the_full_watch_waits_until_the_deletes_are_in_the_store() -> None:
+    store = MemoryStore({"k": b"old"}, 3)
+    store.failing = 4
+    watcher = ScriptedWatcher(EXPIRED, ScriptedWatch([put("k", 12, b"new"), None]))
+    real = store.apply
+
+    def spy(updates: UpdateBatch, cursor: WatchCursor) -> None:
+        if store.failing:
+            assert watcher.calls == [("all from", 3)]
+        real(updates, cursor)
+
+    store.apply = spy
+    await fold(None, Seen(), watcher=watcher, store=store, reader=ListedReader([])).run()
+    assert watcher.calls == [("all from", 3), ("all",)]
+    assert store.entries == {"k": b"new"}
+
+
+@pytest.mark.parametrize("with_store", [True, False])
+async def test_without_a_reader_or_a_store_the_full_watch_is_all_there_is(with_store: bool) -> None:
+    store = MemoryStore({"stale": b"1"}, 3) if with_store else None
+    watcher = ScriptedWatcher(EXPIRED, ScriptedWatch([put("a", 12), None]))
+    cursor = await fold(None, Seen(), watcher=watcher, store=store, resume=WatchCursor.of(3)).run()
+    assert cursor == WatchCursor.of(12)
+    if store is not None:
+        assert store.entries.keys() == {"stale", "a"}
+
+
+async def test_a_listing_that_fails_stops_the_fold() -> None:
+    store = MemoryStore({"k": b"1"}, 3)
+    reader = ListedReader([], NotConnected("gone"))
+    with pytest.raises(RetryError, match="listing live keys"):
+        await fold(None, Seen(), watcher=ScriptedWatcher(EXPIRED), store=store, reader=reader).run()
+    assert (store.entries.keys(), store.revision) == ({"k"}, 3)
+
+
+async def test_a_fold_that_cannot_be_scanned_stops() -> None:
+    store = MemoryStore({"k": b"1"}, 3)
+    store.failing_keys = True
+    with pytest.raises(OSError, match="cannot read"):
+        await fold(None, Seen(), watcher=ScriptedWatcher(EXPIRED), store=store, reader=ListedReader([])).run()
+    assert store.revision == 3
+
+
+async def test_a_watch_overrun_by_retention_is_resynced_behind_what_it_had_delivered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("penstock.fold.applied.RESYNC_PAUSE_SECONDS", 0.0)
+    store = MemoryStore({}, 1)
+    running = ScriptedWatch([put("early", 2), put("stays", 3), EXPIRED])
+    watcher = ScriptedWatcher(running, ScriptedWatch([put("stays", 12), None]))
+    run = fold(None, Seen(), watcher=watcher, store=store, reader=ListedReader(["stays"]))
+    assert await run.run() == WatchCursor.of(12)
+    assert store.entries.keys() == {"stays"}  # "early" had been delivered, and vanished meanwhile
+    assert running.closed
+
+
+async def test_an_error_of_the_watch_comes_out_after_what_came_before_it_is_folded() -> None:
+    store = MemoryStore()
+    with pytest.raises(NotConnected):
+        await fold(ScriptedWatch([put("a", 1), NotConnected("closed")]), Seen(), store=store, config=PATIENT).run()
+    assert store.revision == 1
+
+
+async def test_cancelling_a_fold_closes_its_watch() -> None:
+    watch = ScriptedWatch([put("a", 1)])
+    running = asyncio.create_task(fold(watch, Seen()).run())
+    await until(lambda: watch.taken == 1)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert watch.closed
+
+
+def test_deletes_have_no_version_of_their_own() -> None:
+    assert not KvUpdate.delete("k").version.known
