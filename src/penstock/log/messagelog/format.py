@@ -122,13 +122,15 @@ def index_capacity(segment_bytes: int) -> int:
 
 
 def used_index(data: bytes) -> Index:
-    """Return the entries of an index that can be: from (0, 0) on, both columns growing.
+    """Return the entries of an index that can be: from offset 0 on, both columns growing.
+
+    The first relative_seq is 0 unless a gap in the numbers lies between the name of the segment and its first entry.
 
     >>> len(used_index(bytes(12 * 5)))
     1
     """
     index = np.frombuffer(data[: len(data) // INDEX_ENTRY.itemsize * INDEX_ENTRY.itemsize], INDEX_ENTRY)
-    if not len(index) or index[0]["relative"] or index[0]["offset"]:
+    if not len(index) or index[0]["offset"]:
         return index[:0]
     grows = (index["relative"][1:] > index["relative"][:-1]) & (index["offset"][1:] > index["offset"][:-1])
     stop = np.flatnonzero(~grows)
@@ -144,7 +146,7 @@ def index_problem(data: bytes, true_index: Index, size: int, capacity: int) -> t
         return 0, f"{len(data)} bytes are not the size of an index of at most {capacity}"
     index = used_index(data)
     if len(index) * INDEX_ENTRY.itemsize < len(data):
-        return len(index) * INDEX_ENTRY.itemsize, "the entries do not grow from (0, 0) on"
+        return len(index) * INDEX_ENTRY.itemsize, "the entries do not grow from offset 0 on"
     if int(index["offset"][-1]) + HEAD.size > size:
         return len(data) - INDEX_ENTRY.itemsize, f"offset {int(index['offset'][-1])} is behind the intact entries"
     where = np.searchsorted(true_index["offset"], index["offset"])

@@ -34,7 +34,7 @@ __all__ = ["MessageLogReader", "open_reader", "recognise"]
 logger = logging.getLogger(__name__)
 
 CRC_FAILURES: Final = REGISTRY.counter("message_log_crc_failures", "damaged entries met in sealed segments")
-KEPT_SEGMENTS: Final = 8
+KEPT_SEGMENTS: Final = 64
 """How many segments a reader keeps open."""
 
 
@@ -123,9 +123,8 @@ class MessageLogReader(Handle):
                 raise OptionsError(f"{self.path}: position {position}: must be below 2^63")
             if position < self._first():
                 self._refresh()
-                if position < self._first():
-                    raise ExpiredError(self.path, position, self._first())
-            found = self._find(position, limit) if limit > 0 else None
+                self._check_expired(position)
+            found = self._find(position, limit, expires=True) if limit > 0 else None
         if found is None:
             return _nothing(position)
         return self._batch(found)
@@ -244,27 +243,37 @@ class MessageLogReader(Handle):
 
     # --- Finding entries
 
-    def _find(self, want: int, limit: int) -> Found | None:
+    def _find(self, want: int, limit: int, *, expires: bool = False) -> Found | None:
         """Return the first entries from ``want`` on, of one segment, or None when there are none yet."""
         while True:
             for number in self._from(want):
                 segment = self._segment(number)
-                if segment is None:
+                if segment is None or segment.replaced():
+                    if self._refresh():  # retention was faster: what was asked for may be gone
+                        break
                     continue
                 found = segment.find(want, limit)
                 if found.damage is not None:
                     self._warn(segment.path, found.damage)
                 if len(found.seqs):
                     return found
-            if not self._refresh():
-                return None
+            else:
+                if not self._refresh():
+                    return None
+            if expires:
+                self._check_expired(want)
+
+    def _check_expired(self, position: int) -> None:
+        first = self._first()
+        if position < first:
+            raise ExpiredError(self.path, position, first)
 
     def _from(self, want: int) -> list[int]:
         """Return the numbers of the segments that ``want`` or later entries can be in, in order."""
         index = max(bisect.bisect_right(self._numbers, want) - 1, 0)
         while index > 0:  # a segment may repeat what the one before has: that one is read first
             before = self._segment(self._numbers[index - 1])
-            if before is None or before.last_seq() < want:
+            if before is None or before.last_seq(fresh=False) < want:
                 break
             index -= 1
         return self._numbers[index:]

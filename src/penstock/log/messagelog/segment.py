@@ -91,10 +91,15 @@ class Segment:
             found = self._find_from(0, want, limit)  # the index lied
         return found
 
-    def last_seq(self) -> int:
-        """Return the highest number of the last stretch of the segment, 0 when it has no entry."""
+    def last_seq(self, *, fresh: bool = True) -> int:
+        """Return the highest number of the last stretch of the segment, 0 when it has no entry.
+
+        Without ``fresh`` what was found earlier will do for a sealed segment.
+        """
+        if not fresh and self.sealed and self._last is not None:
+            return self._last[1]
         self._measure()
-        if self._last is not None and (self.sealed or self._last[0] == self._size):
+        if self._last is not None and self._last[0] == self._size:
             return self._last[1]
         last, start = (self._last[1], self._last[2]) if self._last is not None else (0, self._known(MAX_SEQ))
         while True:
@@ -115,8 +120,15 @@ class Segment:
     # --- Bytes
 
     def _measure(self) -> None:
-        if not self.sealed:
-            self._size = self._file.stat().size
+        """Look how long the file is now.
+
+        A sealed segment may change once more: if the one behind it never got an entry, a later writer removes that
+        and the writer after it goes on in this one.
+        """
+        size = self._file.stat().size
+        if self.sealed and size != self._size:
+            self._map, self._last, self._indexed_size = None, None, -1
+        self._size = size
 
     def _find_from(self, offset: int, want: int, limit: int) -> Found:
         """Scan on from ``offset`` until an entry is found or there is none."""

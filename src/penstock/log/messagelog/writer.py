@@ -211,10 +211,8 @@ class MessageLog(Handle):
         """Remove every segment.  The log stays open and empty; its numbers go on where they were."""
         with self._mutex:
             self._check_writable()
-            next_seq = self._floor
             with self._syncing:
-                self._sidecar.write_mark(min(next_seq, MAX_SEQ))  # before the entries go that tell the same
-                self._marked = next_seq
+                self._keep_numbers()
                 if self._active is not None:
                     self._active.sealed = True
                     self._active.close()
@@ -394,6 +392,8 @@ class MessageLog(Handle):
 
     def _drop(self, next_seq: int) -> int:
         dropped = 0
+        if len(self._segments) > 1 and not self._segments[-1].last_seq and self._floor <= next_seq:
+            self._keep_numbers()  # every entry goes, and with them what they tell of the numbers
         while len(self._segments) > 1 and self._segments[0].last_seq < next_seq:
             segment = self._segments.pop(0)
             self._remove(segment.number)
@@ -402,6 +402,11 @@ class MessageLog(Handle):
         if dropped:
             EVICTED.add(dropped)
         return dropped
+
+    def _keep_numbers(self) -> None:
+        """Let the mark tell which numbers were given out, before the entries go that tell the same."""
+        self._sidecar.write_mark(min(self._floor, MAX_SEQ))  # synced, unlike after a sync of the log
+        self._marked = self._floor
 
     def _remove(self, number: int) -> None:
         for ending in (LOG, INDEX):

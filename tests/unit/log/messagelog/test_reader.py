@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import ClosedError, OptionsError, ReplacedError
+from penstock.errors import ClosedError, ExpiredError, OptionsError, ReplacedError
 from penstock.log import detect, open_log
 from penstock.log.messagelog import MessageLog, MessageLogOptions, MessageLogReader
 from penstock.log.messagelog.format import segment_name
@@ -90,6 +90,17 @@ def test_retention_under_a_reader_expires_its_position(tmp_path: Path) -> None:
         assert held.to_payloads()[0] == bytes(100)  # what was read stays
         assert reader.first_position > 1
         assert reader.read(reader.first_position).positions[0] == reader.first_position
+
+
+def test_what_retention_takes_under_a_reader_is_not_passed_over_in_silence(tmp_path: Path) -> None:
+    options = MessageLogOptions(sync="none", segment_bytes=1000)
+    with MessageLog.open(tmp_path, options) as log, MessageLogReader(tmp_path) as reader:
+        log.append_many([bytes(100)] * 50)
+        assert len(reader.read(45)) > 0  # it knows the segments now, and holds none of the old ones
+        log.drop_before(40)
+        with pytest.raises(ExpiredError) as caught:
+            reader.read(2)
+        assert caught.value.first == reader.first_position > 2
 
 
 def test_damage_in_a_sealed_segment_is_counted_and_reading_goes_on(

@@ -169,6 +169,15 @@ def test_in_fifo_mode_only_drop_before_drops_and_keeps_the_last_segment(tmp_path
     assert seqs(tmp_path) == [11, 12]
 
 
+def test_numbers_go_on_when_everything_was_dropped(tmp_path: Path) -> None:
+    options = MessageLogOptions(sync="none", segment_bytes=100, retention="fifo")
+    with MessageLog.open(tmp_path, options) as log:
+        log.append_many([ONE] * 3)  # each fills a segment: the active one is empty
+        assert log.drop_before(4) == 3
+    with MessageLog.open(tmp_path, options) as log:
+        assert log.append(ONE) == 4
+
+
 def test_retention_can_change_while_the_log_is_open(tmp_path: Path) -> None:
     with MessageLog.open(tmp_path, SMALL) as log:
         log.append_many([ONE] * 12)
