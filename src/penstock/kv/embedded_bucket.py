@@ -135,7 +135,7 @@ class Bucket(Handle):
                 plan = plan_changes(
                     self.config.name,
                     [*due, *changes],
-                    lambda key: self._state.entry(key, now_ns),
+                    lambda key: self._state.entry(key, 0),  # what has expired is purged first, by ``due``
                     self._log.next_position,
                     self._room(),
                 )

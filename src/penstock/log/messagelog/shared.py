@@ -15,8 +15,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Final
 
 import numpy as np
 
@@ -31,6 +32,9 @@ from penstock.log.messagelog.writer import MessageLog
 from penstock.log.sidecar import Sidecar
 
 __all__ = ["SharedLog"]
+
+LONGEST_PAUSE_SECONDS: Final = 1e-3
+"""The longest pause between two looks at the lock; a turn takes less."""
 
 
 class SharedLog(MessageLog):
@@ -111,17 +115,26 @@ class SharedLog(MessageLog):
     # --- The lock
 
     def _wait(self, timeout: float) -> Lock:
-        backoff, waited = Backoff(), 0.0
+        """Take the lock by way of a queue of one: who just had a turn lines up behind who waits for one."""
+        deadline = time.monotonic() + timeout
+        try:
+            queue = self._poll(lambda: self._disk.lock(os.path.join(self.path, "penstock-queue")), deadline, timeout)
+            try:
+                return self._poll(self._sidecar.lock, deadline, timeout)
+            finally:
+                queue.release()
+        except FileNotFoundError:
+            raise ReplacedError(self.path, "its folder is gone") from None
+
+    def _poll(self, take: Callable[[], Lock], deadline: float, timeout: float) -> Lock:
+        backoff = Backoff(last=LONGEST_PAUSE_SECONDS)
         while True:
             try:
-                return self._sidecar.lock()
+                return take()
             except LockedError:
-                if waited >= timeout:
-                    raise Timeout(f"{self.path}: another writer has kept its turn for {timeout:g} s") from None
-            except FileNotFoundError:
-                raise ReplacedError(self.path, "its folder is gone") from None
-            waited += (pause := backoff.delay())
-            time.sleep(pause)
+                if time.monotonic() >= deadline:
+                    raise Timeout(f"{self.path}: other writers have kept the log for {timeout:g} s") from None
+            time.sleep(backoff.delay())
 
     # --- Catching up
 
