@@ -21,6 +21,7 @@ from penstock.errors import OptionsError, UnsupportedError
 from penstock.fold import AppliedWatch, Follow, FollowOptions, WatchScope
 from penstock.log import open_log
 from penstock.store import AppendLogOptions, AppendLogStore, LmdbStore, RocksStore, open_store
+from penstock.types import WatchCursor
 
 __all__ = ["follow"]
 
@@ -31,7 +32,7 @@ Store = AppendLogStore | RocksStore | LmdbStore
 class Progress:
     """How far a fold is: read from it four times a second."""
 
-    def __init__(self, cursor: Callable[[], int | None], lag: Callable[[], int | None]) -> None:
+    def __init__(self, cursor: Callable[[], WatchCursor], lag: Callable[[], int | None]) -> None:
         self._cursor, self._lag, self.folded = cursor, lag, 0
         self._seen: list[tuple[float, int]] = [(time.monotonic(), 0)]
 
@@ -41,13 +42,13 @@ class Progress:
         self._seen = [*self._seen[-8:], (now, self.folded)]
         (then, before), (_, after) = self._seen[0], self._seen[-1]
         rate = (after - before) / max(now - then, 1e-9)
-        cursor, lag = self._cursor(), self._lag()
+        cursor, lag = self._cursor().token.as_int(), self._lag()
         shown = ["-" if value is None else f"{value:,}" for value in (cursor, lag)]
         return f"cursor {shown[0]}  lag {shown[1]}  folded {self.folded:,}  {rate:,.0f}/s"
 
     def result(self) -> dict[str, int | None]:
         """Return the end, ready for JSON."""
-        return {"cursor": self._cursor(), "lag": self._lag(), "folded": self.folded}
+        return {"cursor": self._cursor().token.as_int(), "lag": self._lag(), "folded": self.folded}
 
 
 def follow(
@@ -90,7 +91,7 @@ async def _follow_log(source: str, target: Store, options: FollowOptions, *, onc
     stop = asyncio.Event()
     with open_log(source) as log:
         fold = Follow(log, target, options=options, stop=stop)
-        progress = Progress(lambda: fold.cursor.token.as_int(), lambda: fold.lag)
+        progress = Progress(lambda: fold.cursor, lambda: fold.lag)
         async with _shown(progress, stop, lambda: fold.records):
             await fold.run(once=once)
     return progress
@@ -110,7 +111,7 @@ async def _follow_bucket(source: str, bucket: str, target: Store, *, once: bool)
         fold = AppliedWatch(
             found.watcher, WatchScope.all(), apply=count, store=target, reader=found.reader, stop=stop, name=bucket
         )
-        progress = Progress(lambda: fold.applied.token.as_int(), lambda: fold.lag)
+        progress = Progress(lambda: fold.applied, lambda: fold.lag)
         async with _shown(progress, stop, lambda: folded):
             running = asyncio.create_task(fold.run())
             while not running.done():

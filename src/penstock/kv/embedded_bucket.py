@@ -20,13 +20,14 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from penstock.batch import UpdateBatch
+from penstock.batch import Batch, UpdateBatch
 from penstock.disk import Disk, File, Handle, save_atomically
 from penstock.disk.posix import folder_of
-from penstock.errors import ClosedError, ExpiredError, OptionsError, PenstockError, ReplacedError
+from penstock.errors import ClosedError, ExpiredError, OptionsError, PenstockError, ReplacedError, Timeout
 from penstock.kv.embedded_format import MAX_RECORD_BYTES, decode_config, encode_config, encode_record
-from penstock.kv.embedded_plan import Change, plan_changes
+from penstock.kv.embedded_plan import RECORD_OVERHEAD, Change, plan_changes
 from penstock.kv.embedded_state import BucketState
 from penstock.kv.roles import StoreConfig
 from penstock.log.envelope import CONTENT
@@ -34,8 +35,9 @@ from penstock.log.messagelog import MessageLogOptions, MessageLogReader
 from penstock.log.messagelog.shared import SharedLog
 from penstock.log.options import SYNC_SECONDS, SyncMode, check_sync
 from penstock.log.sidecar import Register
+from penstock.log.updates import envelope_updates
 from penstock.metrics import REGISTRY
-from penstock.types import KvEntry
+from penstock.types import KvEntry, Op
 
 __all__ = ["Bucket", "EmbeddedOptions"]
 
@@ -46,6 +48,12 @@ CHECKPOINTS: Final = REGISTRY.counter("bucket_checkpoints", "times a state.snap 
 LOOK_SECONDS: Final = 0.1
 """How long the hint in ``head`` is trusted: its writer may have died before it moved it."""
 READ_LIMIT: Final = 65_536
+TEND_NS: Final = 1_000_000_000
+LIGHT_BYTES: Final = 64 << 10
+"""The most that is written without leaving the caller's thread."""
+LIGHT_OVERHEAD: Final = 100
+MANY: Final = 16
+"""From how many puts on columns are faster than objects."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,29 +139,26 @@ class Bucket(Handle):
             with self._log.turn(self.options.turn_seconds):
                 self._settle()
                 now_ns = time.time_ns()
-                due = [Change("expire", key, revision=revision) for key, revision in self._state.due(now_ns)]
-                plan = plan_changes(
-                    self.config.name,
-                    [*due, *changes],
-                    lambda key: self._state.entry(key, 0),  # what has expired is purged first, by ``due``
-                    self._log.next_position,
-                    self._room(),
-                )
-                if plan.updates:
-                    records = [
-                        encode_record(update.op, update.key, update.value, now_ns, expires_ns)
-                        for update, expires_ns in zip(plan.updates, plan.expires_ns, strict=True)
-                    ]
-                    last = int(self._log.append_many(records, timestamp_ns=now_ns)[-1])
-                    self._head.write_at(0, last.to_bytes(8, "little"))
-                    for update, expires_ns in zip(plan.updates, plan.expires_ns, strict=True):
-                        if expires_ns:
-                            self._state.expires(update.key, update.version.as_int() or 0, expires_ns)
-                    self._state.apply(UpdateBatch.of(plan.updates), last, sum(map(len, records)))
-                    self._tend(now_ns)
-            CHANGES.add(len(plan.updates), bucket=self.config.name)
-            TURNS.add(bucket=self.config.name)
-            return plan.outcomes[len(due) :]
+                outcomes = self._write(changes, now_ns)
+                self._tend(now_ns)
+            return outcomes
+
+    def commit_now(self, changes: list[Change]) -> list[int | PenstockError] | None:
+        """Like commit, if that waits for nothing: the turn is free, and no file has to be made, read or synced.
+
+        Otherwise None, and nothing was done.
+        """
+        if self.options.sync == "always" or not self._mutex.acquire(blocking=False):
+            return None
+        try:
+            self._check()
+            with self._log.turn(0):
+                now_ns = time.time_ns()
+                return self._write(changes, now_ns) if self._light(changes, now_ns) else None
+        except Timeout:
+            return None
+        finally:
+            self._mutex.release()
 
     def expire(self) -> None:
         """Write the purges of keys that have expired, if there are any."""
@@ -267,6 +272,71 @@ class Bucket(Handle):
 
     # --- Inside of a turn
 
+    def _write(self, changes: list[Change], now_ns: int) -> list[int | PenstockError]:
+        TURNS.add(bucket=self.config.name)
+        due = [Change("expire", key, revision=revision) for key, revision in self._state.due(now_ns)]
+        outcomes = None if due else self._put_all(changes, now_ns)
+        if outcomes is None:
+            outcomes = self._decide([*due, *changes], now_ns)[len(due) :]
+        return outcomes
+
+    def _light(self, changes: list[Change], now_ns: int) -> bool:
+        """Whether these changes fit the active segment, the state is current, and no care is due."""
+        state, age_ns = self._state, int(self.config.max_age_seconds * 1e9)
+        size = sum(len(change.key) + len(change.value) + LIGHT_OVERHEAD for change in changes)
+        return (
+            state.revision + 1 == self._log.next_position
+            and size <= min(self._log.room_bytes, LIGHT_BYTES)
+            and state.unsaved_bytes + size < self.options.checkpoint_bytes
+            and (not age_ns or now_ns - self._tended_ns < min(age_ns // 4, TEND_NS))
+            and not self.expiry_due()
+        )
+
+    def _decide(self, changes: list[Change], now_ns: int) -> list[int | PenstockError]:
+        """Decide changes one after another and write what they come to."""
+        plan = plan_changes(
+            self.config.name,
+            changes,
+            lambda key: self._state.entry(key, 0),  # what has expired is purged by the changes that come first
+            self._log.next_position,
+            self._room(),
+        )
+        if plan.updates:
+            records = [
+                encode_record(update.op, update.key, update.value, now_ns, expires_ns)
+                for update, expires_ns in zip(plan.updates, plan.expires_ns, strict=True)
+            ]
+            last = int(self._append(records, now_ns)[-1])
+            for update, expires_ns in zip(plan.updates, plan.expires_ns, strict=True):
+                if expires_ns:
+                    self._state.expires(update.key, update.version.as_int() or 0, expires_ns)
+            self._state.apply(plan.updates, last, sum(map(len, records)))
+        return plan.outcomes
+
+    def _put_all(self, changes: list[Change], now_ns: int) -> list[int | PenstockError] | None:
+        """Write changes that need no decision, in columns; None if there is something to decide."""
+        if len(changes) < MANY or any(change.what != "put" or change.expires_ns for change in changes):
+            return None
+        room = self._room()
+        size = sum(len(change.key) + len(change.value) + RECORD_OVERHEAD for change in changes)
+        if room is not None and size > room:
+            return None
+        records = [encode_record(Op.PUT, change.key, change.value, now_ns) for change in changes]
+        numbers = self._append(records, now_ns)
+        updates = envelope_updates(Batch.of(records, positions=numbers))  # type: ignore[arg-type]
+        self._state.apply(updates, int(numbers[-1]), size)
+        revisions: list[int | PenstockError] = numbers.tolist()
+        return revisions
+
+    def _append(self, records: list[bytes], now_ns: int) -> NDArray[np.int64]:
+        if len(records) == 1:
+            numbers = np.array([self._log.append(records[0], timestamp_ns=now_ns)])
+        else:
+            numbers = self._log.append_many(records, timestamp_ns=now_ns)
+        self._head.write_at(0, int(numbers[-1]).to_bytes(8, "little"))
+        CHANGES.add(len(records), bucket=self.config.name)
+        return numbers
+
     def _settle(self) -> None:
         """Apply every entry there is; the turn knows where they end."""
         if self._state.revision + 1 == self._log.next_position:
@@ -293,7 +363,7 @@ class Bucket(Handle):
                 total, first = total - size, last + 1
         if self.config.max_age_seconds:
             age_ns = int(self.config.max_age_seconds * 1e9)
-            if now_ns - self._tended_ns >= min(age_ns // 4, 1_000_000_000):
+            if now_ns - self._tended_ns >= min(age_ns // 4, TEND_NS):
                 self._tended_ns = now_ns
                 first = max(first, self._older_than(now_ns - age_ns))
         if first:

@@ -18,7 +18,7 @@ from penstock.kv.embedded_format import EXPIRES, Expiry
 from penstock.log.envelope import decode_headers, open_envelopes
 from penstock.log.updates import envelope_updates
 from penstock.store import AppendLogOptions, AppendLogStore
-from penstock.types import KvEntry, WatchCursor
+from penstock.types import KvEntry, KvUpdate, WatchCursor
 
 __all__ = ["BucketState"]
 
@@ -86,7 +86,7 @@ class BucketState:
         self.apply(updates, int(opened.positions[-1]), int(batch.payloads.lengths.sum()))
         return updates
 
-    def apply(self, updates: UpdateBatch, revision: int, log_bytes: int) -> None:
+    def apply(self, updates: UpdateBatch | list[KvUpdate], revision: int, log_bytes: int) -> None:
         """Fold updates, the last of them ``revision``, which take ``log_bytes`` of the log."""
         self._store.apply(updates, WatchCursor.of(revision))
         self.revision = revision

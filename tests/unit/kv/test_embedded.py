@@ -341,9 +341,7 @@ Turn = list[tuple[str, str, bytes, bool]]
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(CHANGES, max_size=5), st.integers(1, 400))
-def test_turns_do_to_a_bucket_what_they_do_to_a_dict(
-    turns: list[list[tuple[str, str, bytes, bool]]], bytes_: int
-) -> None:
+def test_turns_do_to_a_bucket_what_they_do_to_a_dict(turns: list[Turn], checkpoint: int) -> None:
     disk = MemoryDisk()
     options = EmbeddedOptions(sync="none", checkpoint_bytes=checkpoint)
     buckets = [Bucket.open("b", StoreConfig(name="b"), options, disk=disk) for _ in range(2)]

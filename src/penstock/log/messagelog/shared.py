@@ -108,6 +108,12 @@ class SharedLog(MessageLog):
         return sum(segment.size for segment in self._segments)
 
     @property
+    def room_bytes(self) -> int:
+        """How much can be appended without making or syncing a file, as of the last turn."""
+        active = self._active
+        return 0 if active is None or self._new_names else max(0, self.options.segment_bytes - active.state.size)
+
+    @property
     def sealed_ends(self) -> list[tuple[int, int]]:
         """The (last number, bytes) of each sealed segment, oldest first, as of the last turn."""
         return [(segment.last_seq, segment.size) for segment in self._segments[:-1]]
