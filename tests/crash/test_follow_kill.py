@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.log import open_log
-from penstock.log.envelope import decode_envelope
+from penstock.log.envelope import Envelope, decode_envelope, encode_envelope
 from penstock.log.messagelog import MessageLog, MessageLogOptions
 from penstock.store import AppendLogOptions, AppendLogStore
 from penstock.types import Op
@@ -68,7 +68,8 @@ def test_the_fold_equals_a_recomputation_after_every_kill(tmp_path: Path, reques
     rounds, records = (60, "1000000") if request.config.getoption("--long", default=False) else (3, "20000")
     rng = random.Random(11)
     log, snap = tmp_path / "log", tmp_path / "fold.snap"
-    MessageLog.open(log, MessageLogOptions(content="envelope/1")).close()
+    with MessageLog.open(log, MessageLogOptions(content="envelope/1")) as first:
+        first.append(encode_envelope(Envelope(b"k0", b"first")))  # an empty folder is not known for a log
     writer = subprocess.Popen([sys.executable, "-c", WRITER, str(log), "1", records])
     try:
         reached = 0
@@ -77,6 +78,7 @@ def test_the_fold_equals_a_recomputation_after_every_kill(tmp_path: Path, reques
             follower = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
             assert follower.stdout is not None
             lines = [follower.stdout.readline()]
+            assert lines[0], "the follower could not begin"
             time.sleep(rng.random() * 0.2)
             follower.send_signal(signal.SIGKILL)
             lines += follower.communicate(timeout=60)[0].splitlines()

@@ -231,7 +231,7 @@ class Bucket(Handle):
 
     def first_revision(self) -> int:
         """Return the first revision whose change can still be read."""
-        return max(self.reader.first_position, self._forgotten())
+        return max(self.reader.first_position, min(self._forgotten(), self._state.revision + 1))
 
     def stat(self) -> dict[str, object]:
         """Return what there is to say about the bucket."""

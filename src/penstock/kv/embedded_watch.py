@@ -126,7 +126,7 @@ class EmbeddedWatch(Watch):
             if self._bucket.head() >= self._next or loop.time() - looked > LOOK_SECONDS:
                 looked = loop.time()
                 await in_disk_thread(self._read)
-            if self._ready is None and self._bucket.head() < self._next:
+            if self._ready is None:  # also when head is ahead of the log, as a power cut can leave it
                 await asyncio.sleep(backoff.delay())
         batch = self._ready
         if len(batch) > limit:

@@ -379,3 +379,33 @@ def test_the_clock_of_a_lease_is_the_machines() -> None:
     assert bucket.entry("late") is None
     assert bucket.commit([Change("create", "late", b"2")]) == [3]
     bucket.close()
+
+
+def test_a_write_on_the_event_loop_waits_for_nothing() -> None:
+    disk = MemoryDisk()
+    one, two = (Bucket.open("b", StoreConfig(name="b"), PLAIN, disk=disk) for _ in range(2))
+    put = [Change("put", "k", b"1")]
+    assert one.commit_now(put) is None  # the first segment has to be made
+    assert one.commit(put) == [1]
+    assert one.commit_now(put) == [2]
+    assert two.commit_now(put) is None  # it has to catch up first
+    assert two.commit(put) == [3]
+    assert two.commit_now([Change("put", "k", bytes(100_000))]) is None
+    with one._log.turn():
+        assert two.commit_now(put) is None
+    assert two.commit_now(put) == [4]
+    assert one.catch_up() == two.revision == 4
+    one.close()
+    two.close()
+
+
+async def test_a_head_ahead_of_the_log_does_no_harm(connection: EmbeddedConnection) -> None:
+    store = await new(connection)
+    await store.writer.put("a", b"1")
+    (Path(store.bucket.folder) / "head").write_bytes((1000).to_bytes(8, "little"))  # what a power cut can leave
+    assert (await store.reader.get("a")) is not None
+    async with await store.watcher.watch_all() as watch:
+        await collect(watch, 1)
+        assert await quiet(watch, 0.05)
+        await store.writer.put("b", b"2")
+        assert short(await collect(watch, 1)) == [("put", "b", b"2")]
