@@ -65,7 +65,7 @@ def recomputed(path: Path, stop: int) -> dict[str, tuple[bytes, int]]:
 
 
 def test_the_fold_equals_a_recomputation_after_every_kill(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    rounds, records = (60, "1000000") if request.config.getoption("--long", default=False) else (3, "20000")
+    rounds, records = (60, "5000000") if request.config.getoption("--long", default=False) else (3, "1000000")
     rng = random.Random(11)
     log, snap = tmp_path / "log", tmp_path / "fold.snap"
     with MessageLog.open(log, MessageLogOptions(content="envelope/1")) as first:
