@@ -55,12 +55,13 @@ class Penstock:
 
     def __init__(self, name: str, opened: Callable[[str], Any], kind: str = "") -> None:
         self.name, self._open, self.kind = name, opened, kind
+        self.load = self.read_all if kind else None  # an engine reads nothing when it is opened
 
     def open(self, path: str) -> tuple[Callable[[Any, int], None], Callable[[], None]]:
         store = self._open(path)
         return lambda batch, cursor: store.apply(batch, WatchCursor.of(cursor)), store.close
 
-    def load(self, path: str) -> int:
+    def read_all(self, path: str) -> int:
         with self._open(path) as store:
             return store.count()
 
@@ -269,7 +270,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one object a line")
     parser.add_argument("--batch", type=int, action="append", help="only these batch sizes")
     parser.add_argument("--seconds", type=float, default=20.0, help="the most one pass of one contender may take")
-    parser.add_argument("--write", action="store_true", help="write the table into docs/benchmarks/stores.md")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/benchmarks.md")
     arguments = parser.parse_args()
     count = min(20_000, arguments.keys) if arguments.quick else arguments.keys
     results = []
@@ -279,12 +280,17 @@ def main() -> None:
             print(json.dumps(result), flush=True)
         else:
             print(".", end="", file=sys.stderr, flush=True)
-    if not arguments.json:
-        print("\n" + table(results))
+    if arguments.json:
+        return
+    heading = f"{count:,} keys (a fifth of them in batches of 1), 100-byte values, no fsync.\n"
     if arguments.write:
-        page = Path(__file__).parents[1] / "docs" / "benchmarks" / "stores.md"
-        page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(f"# Stores\n\n{count:,} keys, 100-byte values; see bench/stores.py.\n\n{table(results)}\n")
+        import _table  # beside this file
+
+        _table.publish(
+            "stores", f"Measured on {_table.machine()}. {heading}\n{table(results)}", write=not arguments.quick
+        )
+    else:
+        print(f"{heading}\n{table(results)}")
 
 
 if __name__ == "__main__":

@@ -37,13 +37,6 @@ class TestRocks(StoreConformance):
         return RocksStore.open(path, RocksOptions(cache_bytes=8 << 20), read_only=read_only)
 
 
-class TestRocksBlind(TestRocks):
-    """Applies only write; count and digest are computed when asked for."""
-
-    def open(self, path: str, *, read_only: bool = False) -> Any:
-        return RocksStore.open(path, RocksOptions(cache_bytes=8 << 20, running_digest=False), read_only=read_only)
-
-
 class TestLmdb(StoreConformance):
     opener = "penstock.store:LmdbStore.open"
     longest_key = 511

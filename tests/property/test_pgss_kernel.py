@@ -60,7 +60,7 @@ def test_both_encode_the_same_bytes(batch: list[KvUpdate]) -> None:
 
 
 @given(histories, st.data())
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_both_replay_any_damaged_log_alike(history: list[tuple[list[KvUpdate], bytes]], data: st.DataObject) -> None:
     log = bytearray(log_of(history))
     for _ in range(data.draw(st.integers(0, 3))):
@@ -82,7 +82,7 @@ def test_both_replay_any_damaged_log_alike(history: list[tuple[list[KvUpdate], b
 
 
 @given(histories, histories)
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_both_go_over_to_a_rewritten_log_alike(
     history: list[tuple[list[KvUpdate], bytes]], later: list[tuple[list[KvUpdate], bytes]]
 ) -> None:

@@ -25,21 +25,7 @@ from penstock.store.reader import SharedReader, entries_of
 from penstock.store.records import token_json
 from penstock.types import KvEntry, KvUpdate, Op, Problem, VersionToken, WatchCursor
 
-__all__ = ["AppendLogStore", "batch_of"]
-
-
-def batch_of(path: str, updates: UpdateBatch | Iterable[KvUpdate]) -> UpdateBatch:
-    """Return updates as a batch; OptionsError for keys that are no text.
-
-    >>> len(batch_of("fold.snap", [KvUpdate.put("a", b"1")]))
-    1
-    """
-    if isinstance(updates, UpdateBatch):
-        return updates
-    try:
-        return UpdateBatch.of(updates)
-    except UnicodeEncodeError as exc:
-        raise OptionsError(f"{path}: a key is not text that UTF-8 can hold: {exc}") from None
+__all__ = ["AppendLogStore"]
 
 
 class AppendLogStore(Handle):

@@ -12,7 +12,6 @@ from penstock.batch import UpdateBatch
 from penstock.disk import Handle
 from penstock.errors import ClosedError, CorruptionError, OptionsError
 from penstock.kernel import pgss
-from penstock.store.appendlog import batch_of
 from penstock.store.digest import MODULUS, digest_text
 from penstock.store.face import SCAN_LIMIT
 from penstock.store.pgss import encode_updates
@@ -78,7 +77,7 @@ class EngineStore(Handle):
     @abstractmethod
     def _release(self) -> None: ...
 
-    def _check_keys(self, batch: UpdateBatch) -> None:
+    def _check_keys(self, keys: list[bytes]) -> None:
         """Refuse keys that the engine cannot hold."""
 
     @abstractmethod
@@ -96,10 +95,13 @@ class EngineStore(Handle):
         self._check()
         if self.read_only:
             raise OptionsError(f"{self.path}: the store was opened for reading")
-        batch = batch_of(self.path, updates)
-        encode_updates(self.path, batch)  # the same limits for every backend
-        self._check_keys(batch)
-        changes = _changes(batch)
+        if not isinstance(updates, UpdateBatch):
+            updates = list(updates)
+        encode_updates(self.path, updates)  # the same limits for every backend
+        keys, records = _rows(updates)
+        self._check_keys(keys)
+        last = dict(zip(keys, records, strict=True))  # the last word on each key
+        changes = {key: last[key] for key in sorted(last)}  # engines read and write neighbours faster
         with self._writing:
             self._check()
             raw = cursor.token.raw
@@ -237,19 +239,22 @@ class EngineStore(Handle):
         return count, digest
 
 
-def _changes(batch: UpdateBatch) -> Changes:
-    """Return what a batch leaves behind, in key order: the last word on each key, None for a delete."""
-    keys = batch.keys.to_list(batch.buffer)
-    values, versions = batch.values, batch.versions
+def _rows(updates: UpdateBatch | list[KvUpdate]) -> tuple[list[bytes], list[bytes | None]]:
+    """Return keys and value records, None for a delete; a few updates are not worth making columns of."""
+    if not isinstance(updates, UpdateBatch):
+        return [update.key.encode() for update in updates], [
+            None if update.op else bytes((len(update.version.raw),)) + update.version.raw + update.value
+            for update in updates
+        ]
+    values, versions = updates.values, updates.versions
     records: list[bytes | None] = list(
         pgss.pack_values(
-            memoryview(batch.buffer).cast("B"), values.offsets, values.lengths, versions.offsets, versions.lengths
+            memoryview(updates.buffer).cast("B"), values.offsets, values.lengths, versions.offsets, versions.lengths
         )
     )
-    if batch.ops.any():
-        records = [None if op else record for op, record in zip(batch.ops.tolist(), records, strict=True)]
-    last = dict(zip(keys, records, strict=True))
-    return {key: last[key] for key in sorted(last)}  # engines read and write neighbours faster
+    if updates.ops.any():
+        records = [None if op else record for op, record in zip(updates.ops.tolist(), records, strict=True)]
+    return updates.keys.to_list(updates.buffer), records
 
 
 def after_prefix(prefix: bytes) -> bytes | None:

@@ -13,9 +13,6 @@ from collections.abc import Iterator
 from itertools import islice, takewhile
 from typing import Any, Final, Self
 
-import numpy as np
-
-from penstock.batch import UpdateBatch
 from penstock.disk import PosixDisk
 from penstock.errors import Backpressure, CorruptionError, LockedError, OptionsError, UnsupportedError
 from penstock.store.engine import Changes, EngineStore
@@ -126,13 +123,12 @@ class LmdbStore(EngineStore):
 
     # --- The engine
 
-    def _check_keys(self, batch: UpdateBatch) -> None:
-        lengths = batch.keys.lengths
-        bad = (lengths < 1) | (lengths > KEY_MAX)
-        if bad.any():
-            index = int(np.argmax(bad))
+    def _check_keys(self, keys: list[bytes]) -> None:
+        lengths = list(map(len, keys))
+        if lengths and not 1 <= min(lengths) <= max(lengths) <= KEY_MAX:
+            index = next(index for index, length in enumerate(lengths) if not 1 <= length <= KEY_MAX)
             raise OptionsError(
-                f"{self.path}: update {index} has a key of {int(lengths[index])} bytes, where LMDB takes 1 to {KEY_MAX}"
+                f"{self.path}: update {index} has a key of {lengths[index]} bytes, where LMDB takes 1 to {KEY_MAX}"
             )
 
     def _read_meta(self, key: bytes) -> bytes | None:

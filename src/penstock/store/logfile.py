@@ -86,9 +86,9 @@ def read_log(disk: ReadDisk, path: str, unfinished: Unfinished = "keep") -> tupl
 
 
 def write_compacted(
-    disk: Disk, path: str, view: memoryview, offsets: NDArray[np.int64], cursor: bytes
+    disk: Disk, path: str, view: memoryview, offsets: NDArray[np.int64], cursor: bytes, *, marked: bool = False
 ) -> tuple[File, NDArray[np.int64], int]:
-    """Write the records at ``offsets`` and the cursor to a new file and sync it.
+    """Write the records at ``offsets`` and the cursor to a new file and sync it; a none cursor only if ``marked``.
 
     Return the file, still open, where each record now is, and the size.
     """
@@ -107,16 +107,17 @@ def write_compacted(
                 continue
             file.write_at(size, chunk.data[:used])
             size += used
-        if cursor:
+        if cursor or marked:
             record = cursor_record(cursor)
             file.write_at(size, record)
+            size += len(record)
         file.sync()
     except BaseException:
         file.close()
         with contextlib.suppress(OSError):
             disk.remove(path)
         raise
-    return file, len(HEADER) + np.cumsum(lengths) - lengths, size + (len(record) if cursor else 0)
+    return file, len(HEADER) + np.cumsum(lengths) - lengths, size
 
 
 class LogFile:
@@ -131,6 +132,8 @@ class LogFile:
         self.lock, self.writing = threading.Lock(), threading.RLock()
         self.failed: BaseException | None = None
         self._compaction = threading.Lock()
+        # An unfinished apply is told by the cursor record before it, so with ``drop`` there always is one.
+        self._marked = unfinished == "drop"
         self._sidecar = sidecar_of(disk, path)
         self._owned = self._sidecar.lock()
         try:
@@ -146,6 +149,8 @@ class LogFile:
         if found is not None and found.size < len(HEADER):
             with self.disk.open(self.path) as start:  # the first write was cut short: nothing else was in it
                 torn_header = HEADER.startswith(start.read_at(0, len(HEADER)))
+        with contextlib.suppress(FileNotFoundError):
+            self.disk.remove(self.path + ".penstock-compact")  # of a rewrite that was cut short
         if found is None or torn_header:
             save_atomically(self.disk, self.path, HEADER, temporary=self.path + ".penstock-compact")
         self.file: File = self.disk.modify(self.path)
@@ -155,11 +160,14 @@ class LogFile:
         self.fold = state.fold
         if state.damaged:
             save_atomically(self.disk, self.path + ".bad", bytes(memoryview(self.buffer)[state.end : self.size]))
-        empty = not self.fold.count and not self.fold.cursor and self.size > len(HEADER)
+        bare = len(HEADER) + len(cursor_record(b"")) * self._marked
+        empty = not self.fold.count and not self.fold.cursor and self.size > bare
         dirty, self.size = not state.clean, state.end
         if dirty or (tidy and (self.fold.redundant or empty)):
             self.compact()
         else:
+            if self._marked and not self.fold.cursors:
+                self.append(bytearray(cursor_record(b"")))
             self.file.sync()
             self._sidecar.write_mark(self.size)
 
@@ -236,7 +244,7 @@ class LogFile:
         temporary = self.path + ".penstock-compact"
         try:
             pgss.sort_records(view, slots, old, ordered)
-            file, new, base = write_compacted(self.disk, temporary, view, old, cursor)
+            file, new, base = write_compacted(self.disk, temporary, view, old, cursor, marked=self._marked)
             copied = taken
             for _ in range(4):  # most of what comes meanwhile is carried over while appends go on
                 size = self.size
@@ -252,7 +260,6 @@ class LogFile:
                 if copied < self.size:
                     copied = self._carry(file, base - taken, copied, self.size)
                     file.sync()
-                self._sidecar.write_mark(len(HEADER))  # true of the old file and of the new one
                 self.disk.rename(temporary, self.path)
             except BaseException:
                 self._give_up(temporary)

@@ -253,3 +253,30 @@ def test_a_store_works_without_the_compiled_kernel(monkeypatch: pytest.MonkeyPat
     with AppendLogStore.open("fold.snap", disk=disk) as store:
         assert (store.range(), store.digest(), store.cursor()) == before
         assert store.count() == 20
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_an_unfinished_apply_is_dropped_also_where_there_is_no_cursor(compacted: bool) -> None:
+    disk, options = MemoryDisk(), AppendLogOptions(unfinished="drop")
+    with AppendLogStore.open("fold.snap", options, disk=disk) as store:
+        if compacted:
+            store.apply(puts(0, 3), WatchCursor())
+            store.compact()
+        before = store.range()
+        size = store.stat()["bytes"]
+        store.apply(puts(3, 6), WatchCursor())
+    with disk.open("fold.snap") as file:
+        whole = file.read_at(0, 9999)
+    for cut in range(size, len(whole)):
+        part = MemoryDisk()
+        part.create("fold.snap").write_at(0, whole[:cut])
+        with AppendLogStore.open("fold.snap", options, disk=part) as store:
+            assert store.range() == before
+    with AppendLogStore.open("fold.snap", options, disk=disk) as store:
+        assert store.count() == len(before) + 3
+
+
+def test_what_a_rewrite_cut_short_left_is_removed_by_the_next_owner(tmp_path: Path) -> None:
+    (tmp_path / "fold.snap.penstock-compact").write_bytes(b"half")
+    AppendLogStore.open(tmp_path / "fold.snap").close()
+    assert not (tmp_path / "fold.snap.penstock-compact").exists()

@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 
 from penstock.errors import Backpressure, CorruptionError, OptionsError, UnsupportedError
-from penstock.store import AppendLogStore, LmdbOptions, LmdbStore, RocksOptions, RocksStore, detect_backend, open_store
+from penstock.store import (
+    AppendLogStore,
+    LmdbOptions,
+    LmdbStore,
+    RocksOptions,
+    RocksStore,
+    detect_backend,
+    digest_entries,
+    open_store,
+)
 from penstock.store import lightning as lightning_module
 from penstock.types import KvUpdate, WatchCursor
 
@@ -65,6 +74,24 @@ def test_a_missing_package_is_named(tmp_path: Path, kind: Any, monkeypatch: pyte
     monkeypatch.setitem(sys.modules, "lmdb", None)
     with pytest.raises(UnsupportedError, match=r"penstock\[stores\]"):
         kind.open(tmp_path / "fold")
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [(RocksStore, RocksOptions(running_digest=False)), (LmdbStore, LmdbOptions(running_digest=False, sync=False))],
+)
+def test_without_a_running_digest_count_and_digest_are_computed_when_asked_for(
+    tmp_path: Path, kind: Any, options: Any
+) -> None:
+    with kind.open(tmp_path / "fold", options) as store:
+        store.apply(puts(0, 10), WatchCursor.of(1))
+        assert (store.count(), store.digest()) == (10, digest_entries(store.range()))
+        store.apply([*puts(5, 20, b"new"), KvUpdate.delete("k00001")], WatchCursor.of(1))  # the cursor stays
+        assert (store.count(), store.digest()) == (19, digest_entries(store.range()))
+    for again in (options, None):
+        with kind.open(tmp_path / "fold", again) as store:
+            assert (store.count(), store.digest()) == (19, digest_entries(store.range()))
+            assert list(store.verify()) == []
 
 
 def test_the_map_of_lmdb_grows_by_itself(tmp_path: Path) -> None:
