@@ -35,8 +35,9 @@ def split_each(subjects: list[str]) -> list[int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--short", action="store_true", help="one repeat")
-    options, _ = parser.parse_known_args()
+    parser.add_argument("--quick", action="store_true", help="one repeat")
+    parser.add_argument("--write", action="store_true", help="accepted for make bench; the table goes to stdout")
+    options = parser.parse_args()
     subjects = [
         f"$JS.ACK.KV_routes.c0ns.1.{n}.{n}.1700000000000000000.{10_000 - n}"
         if n % 2
@@ -48,7 +49,7 @@ def main() -> None:
     lengths = np.fromiter(map(len, raw), np.int64, len(raw))
     offsets = np.cumsum(lengths) - lengths
     sequences, known = np.zeros(len(raw), np.uint64), np.zeros(len(raw), np.uint8)
-    repeats = 1 if options.short else 50
+    repeats = 1 if options.quick else 50
     rows = [
         (
             "kernel, one batch",

@@ -88,9 +88,10 @@ async def measure(count: int, repeats: int) -> list[tuple[str, float]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--short", action="store_true", help="2 000 keys, once")
-    options, _ = parser.parse_known_args()
-    count, repeats = (2_000, 1) if options.short else (200_000, 3)
+    parser.add_argument("--quick", action="store_true", help="2 000 keys, once")
+    parser.add_argument("--write", action="store_true", help="accepted for make bench; the table goes to stdout")
+    options = parser.parse_args()
+    count, repeats = (2_000, 1) if options.quick else (200_000, 3)
     rows = asyncio.run(measure(count, repeats))
     print(f"| {count} keys, 100-byte values | keys/s |\n|---|---|")
     for name, rate in rows:

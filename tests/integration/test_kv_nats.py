@@ -308,8 +308,8 @@ async def test_a_scan_whose_connection_ends_fails_and_is_never_partial(store: Na
 
 async def test_a_hole_in_the_deliveries_is_healed_where_it_is(store: NatsKvStore) -> None:
     await store.writer.put_many((f"k{n}", b"v") for n in range(5))
-    watch = await store.watcher.watch_all()
-    assert isinstance(watch, NatsWatch)
+    watch = watch_of(store, None, heartbeat_seconds=60)  # no heartbeat will tell
+    await watch.attach()
     await collect(watch, 5)
     watch._consumer_seq += 1  # as if a message had been lost on the way
     await store.writer.put_many((f"k{n}", b"v") for n in range(5, 10))
@@ -372,8 +372,13 @@ async def test_a_quiet_prefix_claims_no_progress_over_removed_history(store: Nat
     await store.writer.put_many((f"svc.{n}", b"v") for n in range(20))
     await purge_below(store, 15)
     waiting = asyncio.create_task(watch.next_batch())
-    await asyncio.sleep(1.5)
-    assert watch._heartbeat >= 20
+    async with asyncio.timeout(WAIT_SECONDS):
+        while watch._heartbeat < 20:
+            await asyncio.sleep(0.02)
+    probed = watch._probed_at
+    async with asyncio.timeout(WAIT_SECONDS):
+        while watch._probed_at < probed + 0.2:  # it has looked at least twice since
+            await asyncio.sleep(0.02)
     assert watch.progress == 1
     await watch.aclose()
     with pytest.raises(StopAsyncIteration):

@@ -32,8 +32,10 @@ def explore(
     *,
     always: Mapping[str, Property[State]] | None = None,
     sometimes: Mapping[str, Property[State]] | None = None,
+    until: Iterable[str] = (),
 ) -> Report[State]:
-    """Visit every reachable state and return the report."""
+    """Visit every reachable state, or stop once everything named in ``until`` was found; return the report."""
+    wanted = set(until)
     always, sometimes = dict(always or {}), dict(sometimes or {})
     report: Report[State] = Report()
     parents: dict[State, tuple[State, str] | None] = {initial: None}
@@ -57,6 +59,8 @@ def explore(
                 if name not in report.witnesses and holds(state, terminal):
                     report.witnesses[name] = _trace(parents, state)
         level = following
+        if wanted and wanted <= report.violations.keys() | report.witnesses.keys():
+            break
     return report
 
 

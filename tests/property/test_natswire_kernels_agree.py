@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock import kernel
@@ -76,6 +76,7 @@ def test_the_compiled_decoder_is_the_one_tested() -> None:
     assert kernel.native, kernel.reason
 
 
+@settings(deadline=None)
 @given(damaged())
 def test_both_cut_the_same_runs(data: bytes) -> None:
     at = 0
@@ -88,11 +89,13 @@ def test_both_cut_the_same_runs(data: bytes) -> None:
     assert natswire.count_frames(data, 3) == twin.count_frames(data, 3)
 
 
+@settings(deadline=None)
 @given(damaged())
 def test_both_decode_the_same_rows(data: bytes) -> None:
     assert decoded(natswire, data) == decoded(twin, data)
 
 
+@settings(deadline=None)
 @given(st.lists(ACKS, max_size=6))
 def test_both_read_the_same_sequences(subjects: list[bytes]) -> None:
     lengths = np.fromiter(map(len, subjects), np.int64, len(subjects))

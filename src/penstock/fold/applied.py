@@ -18,10 +18,10 @@ import inspect
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock.batch import UpdateBatch
-from penstock.errors import ExpiredError, PenstockError, RetryError
+from penstock.errors import ClosedError, ExpiredError, OptionsError, PenstockError, RetryError
 from penstock.fold.executor import in_store_thread
 from penstock.fold.face import BatchConfig, FoldStore, WatchScope
 from penstock.fold.guards import may_relist, resume_cursor
@@ -41,6 +41,7 @@ _lag = REGISTRY.gauge("fold_lag", "changes the backend still has for the fold", 
 
 RESYNC_PAUSE_SECONDS = 0.5
 
+T = TypeVar("T")
 Parse = Callable[[UpdateBatch], Any]
 Apply = Callable[[Any], Awaitable[None] | None]
 
@@ -81,6 +82,8 @@ class AppliedWatch:
         self._live: set[str] | None = None  # the live keys of a resync that was asked for
         self._watch: Watch | None = None
         self._followed_at = float("-inf")
+        self._requests: deque[tuple[Callable[[Any], Any], asyncio.Future[Any]]] = deque()
+        self._ended = False
         self.resyncs = 0
         """How often the cursor had expired."""
 
@@ -110,6 +113,21 @@ class AppliedWatch:
         """How often in a row the store has refused a batch."""
         return self._queue.failures
 
+    async def between_flushes(self, call: Callable[[Any], T]) -> T:
+        """Flush, then run ``call(store)`` in the store's thread while nothing is applied, and return its answer.
+
+        That is how a fold is exported: the store's cursor is exactly what its files hold.  What ``call``
+        raises comes out here, and the fold goes on.  ClosedError when the fold has ended or ends first.
+        """
+        if self._store is None:
+            raise OptionsError(f"{self._name}: the fold has no store")
+        if self._ended:
+            raise ClosedError(f"{self._name}: the fold has ended")
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._requests.append((call, answer))
+        self._wake.set()
+        return await answer
+
     # --- The loop
 
     async def run(self) -> WatchCursor:
@@ -128,6 +146,8 @@ class AppliedWatch:
                     await self._flush()
                 elif self._live is not None and not self._channel:
                     await self._resync(self._live)
+                elif self._requests:
+                    await self._serve()
                 elif self._channel and not self._queue.failures:
                     self._receive(loop.time())  # while the store fails, the channel fills and the watch waits
                 elif self._quiet(loop.time()):
@@ -141,6 +161,10 @@ class AppliedWatch:
             await self._settle()
             return self.applied
         finally:
+            self._ended = True
+            for _, answer in self._requests:
+                if not answer.done():
+                    answer.set_exception(ClosedError(f"{self._name}: the fold has ended"))
             for task in (pump, stopping):
                 task.cancel()
             await asyncio.gather(pump, stopping, return_exceptions=True)
@@ -223,6 +247,21 @@ class AppliedWatch:
             if not await self._flush():
                 deadline = self._queue.deadline or 0.0
                 await asyncio.sleep(max(0.0, deadline - asyncio.get_running_loop().time()))
+
+    async def _serve(self) -> None:
+        """Answer one request of between_flushes."""
+        await self._settle()
+        call, answer = self._requests.popleft()
+        if answer.done():  # whoever asked has gone away
+            return
+        try:
+            found = await in_store_thread(call, self._store)
+        except Exception as exc:  # noqa: BLE001 - it belongs to whoever asked
+            if not answer.done():
+                answer.set_exception(exc)
+        else:
+            if not answer.done():
+                answer.set_result(found)
 
     # --- Resync
 

@@ -204,6 +204,8 @@ class NatsWatch(Watch):
             if len(batch):
                 self._ready = batch
             self._handed_out = self._delivered
+            if self._ready is None and not self._broken:  # a heartbeat, and nothing else
+                await self._probe(asyncio.get_running_loop().time())
         batch = self._ready
         if len(batch) <= limit:
             self._ready = None

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.batch import UpdateBatch
-from penstock.errors import ExpiredError, NotConnected, RetryError
+from penstock.errors import ClosedError, ExpiredError, NotConnected, OptionsError, RetryError
 from penstock.fold import AppliedWatch, BatchConfig, WatchScope, watch_applied
 from penstock.types import KvUpdate, WatchCursor
 
@@ -377,6 +377,59 @@ async def test_an_error_of_the_watch_comes_out_after_what_came_before_it_is_fold
     with pytest.raises(NotConnected):
         await fold(ScriptedWatch([put("a", 1), NotConnected("closed")]), Seen(), store=store, config=PATIENT).run()
     assert store.revision == 1
+
+
+# --- Between flushes
+
+
+async def test_a_request_sees_everything_delivered_before_it_and_the_fold_goes_on() -> None:
+    store, watch = MemoryStore(), ScriptedWatch([put("a", 1), put("b", 2)])
+    run = fold(watch, Seen(), store=store, config=PATIENT)
+    running = asyncio.create_task(run.run())
+    await until(lambda: len(run._queue) == 2)
+    assert store.revision is None
+    assert await run.between_flushes(lambda held: (held.revision, sorted(held.entries))) == (2, ["a", "b"])
+    assert await run.between_flushes(lambda held: held.revision) == 2  # with nothing waiting as well
+    watch.feed(put("c", 3))
+    watch.feed(None)
+    assert await running == WatchCursor.of(3)
+
+
+async def test_a_request_that_fails_fails_for_who_asked_only() -> None:
+    store, watch = MemoryStore(), ScriptedWatch([put("a", 1)])
+    run = fold(watch, Seen(), store=store)
+    running = asyncio.create_task(run.run())
+
+    def broken(held: Any) -> None:
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        await run.between_flushes(broken)
+    watch.feed(None)
+    assert await running == WatchCursor.of(1)
+    with pytest.raises(ClosedError):
+        await run.between_flushes(lambda held: None)
+
+
+async def test_a_request_without_a_store_is_refused() -> None:
+    with pytest.raises(OptionsError):
+        await fold(ScriptedWatch(), Seen()).between_flushes(lambda held: None)
+
+
+async def test_a_request_nobody_waits_for_any_more_is_dropped() -> None:
+    store, watch, stop = MemoryStore(), ScriptedWatch(), asyncio.Event()
+    run = fold(watch, Seen(), store=store, stop=stop)
+    asking = asyncio.create_task(run.between_flushes(lambda held: None))
+    await asyncio.sleep(0)
+    asking.cancel()
+    running = asyncio.create_task(run.run())
+    watch.feed(put("a", 1))
+    await until(lambda: store.revision == 1)
+    unanswered = asyncio.create_task(run.between_flushes(lambda held: None))
+    stop.set()
+    await running
+    with pytest.raises(ClosedError):
+        await unanswered
 
 
 async def test_cancelling_a_fold_closes_its_watch() -> None:
