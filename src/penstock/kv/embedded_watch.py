@@ -7,6 +7,7 @@ thread.  Retention that overtakes a watch ends it with ExpiredError: nothing is 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Final
 
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from penstock.batch import Spans, UpdateBatch
 from penstock.disk import Backoff
-from penstock.errors import ExpiredError, OptionsError, ReplacedError
+from penstock.errors import ExpiredError, OptionsError, ReplacedError, RetryError
 from penstock.kv.embedded_bucket import READ_LIMIT, Bucket
 from penstock.kv.executor import in_disk_thread
 from penstock.kv.roles import Watch
@@ -122,7 +123,8 @@ class EmbeddedWatch(Watch):
             if self._closed:
                 raise StopAsyncIteration
             if self._bucket.expiry_due():
-                await in_disk_thread(self._bucket.expire)
+                with contextlib.suppress(RetryError):  # another keeps the turn: that one, or the next look, will do it
+                    await in_disk_thread(self._bucket.expire)
             if self._bucket.head() >= self._next or loop.time() - looked > LOOK_SECONDS:
                 looked = loop.time()
                 await in_disk_thread(self._read)

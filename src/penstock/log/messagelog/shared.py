@@ -17,12 +17,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 
 from penstock import kernel
 from penstock.disk import Backoff, Disk, File, Lock, PosixDisk, Stat
+from penstock.disk.posix import folder_of
 from penstock.errors import LockedError, ReplacedError, Timeout
 from penstock.log.messagelog.active import ActiveSegment
 from penstock.log.messagelog.format import ENTRY_OVERHEAD, INDEX_ENTRY, LOG, Stop, segment_number
@@ -35,6 +36,9 @@ __all__ = ["SharedLog"]
 
 LONGEST_PAUSE_SECONDS: Final = 1e-3
 """The longest pause between two looks at the lock; a turn takes less."""
+QUEUE: Final = "penstock-queue"
+
+T = TypeVar("T")
 
 
 class SharedLog(MessageLog):
@@ -55,17 +59,15 @@ class SharedLog(MessageLog):
     LOCK_SECONDS = 10.0
 
     def __init__(self, path: str, disk: Disk, options: MessageLogOptions) -> None:
-        backoff = Backoff()
-        waited = 0.0
-        while True:
-            try:
-                super().__init__(path, disk, options)
-                break
-            except LockedError:
-                if waited > self.LOCK_SECONDS:
-                    raise
-                waited += (pause := backoff.delay())
-                time.sleep(pause)
+        if disk.stat(path) is None:
+            disk.make_folder(path)
+            disk.sync_folder(folder_of(path))
+        deadline = time.monotonic() + self.LOCK_SECONDS
+        queue = _poll(lambda: disk.lock(os.path.join(path, QUEUE)), deadline, path)
+        try:
+            _poll(lambda: MessageLog.__init__(self, path, disk, options), deadline, path)
+        finally:
+            queue.release()
         self._held.release()
         self._turns = threading.RLock()
         self._depth = 0
@@ -124,23 +126,13 @@ class SharedLog(MessageLog):
         """Take the lock by way of a queue of one: who just had a turn lines up behind who waits for one."""
         deadline = time.monotonic() + timeout
         try:
-            queue = self._poll(lambda: self._disk.lock(os.path.join(self.path, "penstock-queue")), deadline, timeout)
+            queue = _poll(lambda: self._disk.lock(os.path.join(self.path, QUEUE)), deadline, self.path)
             try:
-                return self._poll(self._sidecar.lock, deadline, timeout)
+                return _poll(self._sidecar.lock, deadline, self.path)
             finally:
                 queue.release()
         except FileNotFoundError:
             raise ReplacedError(self.path, "its folder is gone") from None
-
-    def _poll(self, take: Callable[[], Lock], deadline: float, timeout: float) -> Lock:
-        backoff = Backoff(last=LONGEST_PAUSE_SECONDS)
-        while True:
-            try:
-                return take()
-            except LockedError:
-                if time.monotonic() >= deadline:
-                    raise Timeout(f"{self.path}: other writers have kept the log for {timeout:g} s") from None
-            time.sleep(backoff.delay())
 
     # --- Catching up
 
@@ -235,3 +227,15 @@ class SharedLog(MessageLog):
         floor = self._floor
         self._open()
         self._floor = max(self._floor, floor)
+
+
+def _poll(take: Callable[[], T], deadline: float, path: str) -> T:
+    """Try to take something until nobody else has it; Timeout after the deadline."""
+    backoff = Backoff(last=LONGEST_PAUSE_SECONDS)
+    while True:
+        try:
+            return take()
+        except LockedError:
+            if time.monotonic() >= deadline:
+                raise Timeout(f"{path}: other writers have kept the log for too long") from None
+        time.sleep(backoff.delay())
