@@ -104,3 +104,31 @@ def test_threads_of_one_process_take_turns_too(tmp_path: Path) -> None:
         while len(batch := reader.read(len(found) + 1)):
             found += batch.to_payloads()
     assert found == [b"%d" % n for n in range(1, 301)]
+
+
+def test_a_writer_in_a_loop_lets_another_have_its_turns(tmp_path: Path) -> None:
+    busy, other = SharedLog.open(tmp_path / "log", SMALL), SharedLog.open(tmp_path / "log", SMALL)
+    done = threading.Event()
+    taken = 0
+
+    def work() -> None:
+        nonlocal taken
+        while not done.is_set():
+            with busy.turn():
+                busy.append(b"again")
+            taken += 1
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        for _ in range(50):
+            before = taken
+            with other.turn():
+                other.append(b"me too")
+            # From when it lines up, at most those go first who had lined up before; 100 is far above that.
+            assert taken - before < 100
+    finally:
+        done.set()
+        thread.join()
+    busy.close()
+    other.close()
