@@ -16,7 +16,7 @@ from penstock.errors import OptionsError, PenstockError
 
 __all__ = ["app", "main"]
 
-NOT_COMMANDS = {"main", "output"}
+NOT_COMMANDS = {"main", "output", "buckets", "follow"}
 
 app = typer.Typer(
     name="penstock",

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.batch import payload_text
+from penstock.cli.follow import follow
 from penstock.errors import OptionsError, PenstockError
 from penstock.store import open_store
 from penstock.store.records import token_json
@@ -26,6 +27,9 @@ JsonOption = Annotated[bool, typer.Option("--json", help="JSON, for scripts.")]
 def register(main: typer.Typer) -> None:
     """Add ``penstock fold`` to the command line."""
     main.add_typer(app, name="fold")
+
+
+app.command(epilog="Example: penstock fold follow data/orders orders.snap --once")(follow)
 
 
 def _open(path: str) -> Any:

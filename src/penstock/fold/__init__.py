@@ -7,5 +7,16 @@
 
 from penstock.fold.applied import AppliedWatch, watch_applied
 from penstock.fold.face import BatchConfig, FoldStore, WatchScope
+from penstock.fold.follow import Follow, FollowOptions, each_record, follow
 
-__all__ = ["watch_applied", "AppliedWatch", "WatchScope", "BatchConfig", "FoldStore"]
+__all__ = [
+    "watch_applied",
+    "AppliedWatch",
+    "WatchScope",
+    "BatchConfig",
+    "FoldStore",
+    "follow",
+    "Follow",
+    "FollowOptions",
+    "each_record",
+]

@@ -1,31 +1,7 @@
-"""The one bounded executor through which asyncio code reaches stores, which are synchronous."""
+"""Folds reach stores, which are synchronous, through the one bounded executor of the process."""
 
 from __future__ import annotations
 
-import asyncio
-import functools
-import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import ParamSpec, TypeVar
+from penstock.kv.executor import in_disk_thread as in_store_thread
 
 __all__ = ["in_store_thread"]
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-@functools.cache
-def _executor(_process: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max_workers=4, thread_name_prefix="penstock-store")
-
-
-async def in_store_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run a call of a store off the event loop and return its answer.
-
-    >>> asyncio.run(in_store_thread(max, 3, 4))
-    4
-    """
-    loop = asyncio.get_running_loop()
-    # A fork leaves the threads behind: a child makes its own.
-    return await loop.run_in_executor(_executor(os.getpid()), functools.partial(call, *args, **kwargs))

@@ -6,6 +6,7 @@
 """
 
 from penstock.kv.connect import NatsConnection, NatsOptions, nats_connect
+from penstock.kv.embedded import EmbeddedConnection, EmbeddedKvStore, EmbeddedOptions, embedded_connect
 from penstock.kv.roles import (
     Connection,
     ConnectionCapabilities,
@@ -26,6 +27,10 @@ __all__ = [
     "Watch",
     "KvWriter",
     "StoreConfig",
+    "EmbeddedConnection",
+    "EmbeddedKvStore",
+    "EmbeddedOptions",
+    "embedded_connect",
     "NatsConnection",
     "NatsOptions",
     "nats_connect",

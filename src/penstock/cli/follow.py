@@ -1,0 +1,158 @@
+"""penstock fold follow: fold a log or a bucket into a store, with a line that says how far it is."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Annotated, Literal
+
+import typer
+from rich.live import Live
+from rich.text import Text
+
+from penstock.cli.buckets import bucket_folder, connection_of, is_nats
+from penstock.cli.output import emit_json, stderr
+from penstock.errors import OptionsError, UnsupportedError
+from penstock.fold import AppliedWatch, Follow, FollowOptions, WatchScope
+from penstock.log import open_log
+from penstock.store import AppendLogOptions, AppendLogStore, LmdbStore, RocksStore, open_store
+from penstock.types import WatchCursor
+
+__all__ = ["follow"]
+
+LINE_SECONDS = 0.25
+Store = AppendLogStore | RocksStore | LmdbStore
+
+
+class Progress:
+    """How far a fold is: read from it four times a second."""
+
+    def __init__(self, cursor: Callable[[], WatchCursor], lag: Callable[[], int | None]) -> None:
+        self._cursor, self._lag, self.folded = cursor, lag, 0
+        self._seen: list[tuple[float, int]] = [(time.monotonic(), 0)]
+
+    def line(self) -> str:
+        """Return the line, with the rate of the last two seconds."""
+        now = time.monotonic()
+        self._seen = [*self._seen[-8:], (now, self.folded)]
+        (then, before), (_, after) = self._seen[0], self._seen[-1]
+        rate = (after - before) / max(now - then, 1e-9)
+        cursor, lag = self._cursor().token.as_int(), self._lag()
+        shown = ["-" if value is None else f"{value:,}" for value in (cursor, lag)]
+        return f"cursor {shown[0]}  lag {shown[1]}  folded {self.folded:,}  {rate:,.0f}/s"
+
+    def result(self) -> dict[str, int | None]:
+        """Return the end, ready for JSON."""
+        return {"cursor": self._cursor().token.as_int(), "lag": self._lag(), "folded": self.folded}
+
+
+def follow(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE",
+            help="A log whose records are envelopes, the folder of an embedded bucket, or nats://host:port.",
+        ),
+    ],
+    store: Annotated[str, typer.Argument(metavar="STORE", help="Where the fold is; an append log unless it exists.")],
+    bucket: Annotated[
+        str | None, typer.Option(help="The bucket, when SOURCE is a server or a folder of buckets.")
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="End when everything there is now is folded.")] = False,
+    on_expired: Annotated[str, typer.Option(help="Of a log, when records are gone: refuse or restart.")] = "refuse",
+    on_replaced: Annotated[str, typer.Option(help="Of a log, when it was recreated: refuse or restart.")] = "refuse",
+    json: Annotated[bool, typer.Option("--json", help="At the end, one JSON object.")] = False,
+) -> None:
+    """Fold a log or a bucket into a store and keep it current, until interrupted."""
+    options = FollowOptions(on_expired=_policy(on_expired), on_replaced=_policy(on_replaced))
+    place = None if is_nats(source) else bucket_folder(source)
+    if place is not None:
+        source, bucket = place
+    if is_nats(source) and bucket is None:
+        raise OptionsError("a server has many buckets: name one with --bucket")
+    with _open(store) as target:
+        if bucket is None:
+            progress = asyncio.run(_follow_log(source, target, options, once=once))
+        else:
+            progress = asyncio.run(_follow_bucket(source, bucket, target, once=once))
+        target.settle()
+    if json:
+        emit_json(progress.result())
+    else:
+        stderr.print(progress.line(), highlight=False, markup=False)
+
+
+async def _follow_log(source: str, target: Store, options: FollowOptions, *, once: bool) -> Progress:
+    stop = asyncio.Event()
+    with open_log(source) as log:
+        fold = Follow(log, target, options=options, stop=stop)
+        progress = Progress(lambda: fold.cursor, lambda: fold.lag)
+        async with _shown(progress, stop, lambda: fold.records):
+            await fold.run(once=once)
+    return progress
+
+
+async def _follow_bucket(source: str, bucket: str, target: Store, *, once: bool) -> Progress:
+    stop, folded = asyncio.Event(), 0
+
+    def count(batch: object) -> None:
+        nonlocal folded
+        folded += len(batch)  # type: ignore[arg-type]
+
+    async with connection_of(source, bucket, make=False) as connection:
+        found = await connection.store(bucket)
+        if found.watcher is None:
+            raise UnsupportedError(f"{bucket}: this backend cannot watch")
+        fold = AppliedWatch(
+            found.watcher, WatchScope.all(), apply=count, store=target, reader=found.reader, stop=stop, name=bucket
+        )
+        progress = Progress(lambda: fold.applied, lambda: fold.lag)
+        async with _shown(progress, stop, lambda: folded):
+            running = asyncio.create_task(fold.run())
+            while not running.done():
+                await asyncio.wait([running], timeout=0.01)
+                if once and fold.hydrated:
+                    stop.set()
+            await running
+    return progress
+
+
+@asynccontextmanager
+async def _shown(progress: Progress, stop: asyncio.Event, folded: Callable[[], int]) -> AsyncIterator[None]:
+    """Show the line while the block runs; an interrupt ends the fold and not the process."""
+    loop = asyncio.get_running_loop()
+    with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):  # not in every thread
+        loop.add_signal_handler(signal.SIGINT, stop.set)
+
+    async def refresh(live: Live | None) -> None:
+        while True:
+            await asyncio.sleep(LINE_SECONDS)
+            progress.folded = folded()
+            if live is not None:
+                live.update(Text(progress.line()), refresh=True)
+
+    shown = Live(console=stderr, transient=True, auto_refresh=False) if stderr.is_terminal else None
+    with shown if shown is not None else contextlib.nullcontext():
+        task = asyncio.create_task(refresh(shown))
+        try:
+            yield
+        finally:
+            task.cancel()
+            progress.folded = folded()
+            with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):
+                loop.remove_signal_handler(signal.SIGINT)
+
+
+def _open(path: str) -> Store:
+    if os.path.exists(path):
+        return open_store(path, read_only=False)
+    return AppendLogStore.open(path, AppendLogOptions())
+
+
+def _policy(word: str) -> Literal["refuse", "restart"]:
+    return word  # type: ignore[return-value]  # FollowOptions says what is wrong with it

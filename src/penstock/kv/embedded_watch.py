@@ -1,0 +1,160 @@
+"""Watches of an embedded bucket: the re-list or the delta behind a cursor, then the log as it grows.
+
+A watch waits by looking at ``head``, which costs a microsecond; only when that moves does it read the log, in a
+thread.  Retention that overtakes a watch ends it with ExpiredError: nothing is skipped in silence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.batch import Spans, UpdateBatch
+from penstock.disk import Backoff
+from penstock.errors import ExpiredError, OptionsError, ReplacedError, RetryError
+from penstock.kv.embedded_bucket import READ_LIMIT, Bucket
+from penstock.kv.executor import in_disk_thread
+from penstock.kv.roles import Watch
+from penstock.kv.window import resume_start, resume_window_ok
+from penstock.log.updates import envelope_updates
+
+__all__ = ["EmbeddedWatch", "below"]
+
+IDLE_SECONDS: Final = 5e-3
+"""The longest pause between two looks."""
+LOOK_SECONDS: Final = 0.2
+"""How often the log itself is looked at, in case a writer died before it moved ``head``."""
+
+
+def below(batch: UpdateBatch, prefixes: list[bytes]) -> UpdateBatch:
+    """Return the updates whose key begins with one of these prefixes.
+
+    >>> from penstock.types import KvUpdate
+    >>> batch = UpdateBatch.of([KvUpdate.put("node.a", b"1"), KvUpdate.put("svc.a", b"2")])
+    >>> [update.key for update in below(batch, [b"svc."])]
+    ['svc.a']
+    """
+    if b"" in prefixes or not len(batch):
+        return batch
+    raw = np.frombuffer(memoryview(batch.buffer).cast("B"), np.uint8)
+    keep = np.zeros(len(batch), np.bool_)
+    for prefix in prefixes:
+        keep |= _begins(raw, batch.keys, prefix)
+    if keep.all():
+        return batch
+    return UpdateBatch(batch.buffer, batch.ops[keep], batch.keys[keep], batch.values[keep], batch.versions[keep])
+
+
+def _begins(raw: NDArray[np.uint8], keys: Spans, prefix: bytes) -> NDArray[np.bool_]:
+    long_enough = np.flatnonzero(keys.lengths >= len(prefix))
+    found = np.zeros(len(keys), np.bool_)
+    starts = keys.offsets[long_enough]
+    equal = np.ones(len(starts), np.bool_)
+    for at, byte in enumerate(prefix):
+        equal &= raw[starts + at] == byte
+    found[long_enough] = equal
+    return found
+
+
+class EmbeddedWatch(Watch):
+    """One watch; see the head of this module.  Made by EmbeddedKvWatcher, used by one task.
+
+    >>> EmbeddedWatch.__mro__[1] is Watch
+    True
+    """
+
+    def __init__(self, bucket: Bucket, prefixes: list[bytes], revision: int | None) -> None:
+        self._bucket, self._prefixes, self._revision = bucket, prefixes, revision
+        self._next = 1  # the revision to read next
+        self._goal = 0  # hydrated when everything up to here was delivered
+        self._ready: UpdateBatch | None = None
+        self._delivered = revision or 0
+        self._lag: int | None = None
+        self._closed = False
+
+    @property
+    def hydrated(self) -> bool:
+        """Whether the re-list, or the delta behind the cursor, has been delivered completely."""
+        return self._ready is None and self._next > self._goal
+
+    @property
+    def lag(self) -> int | None:
+        """Changes that were in the log behind the last delivery, those of other keys included; None before it."""
+        return self._lag
+
+    @property
+    def progress(self) -> int:
+        """The revision up to which everything that matches was delivered, quiet times included."""
+        return self._next - 1 if self._ready is None else self._delivered
+
+    def attach(self) -> None:
+        """Check the window and take the re-list; called in a thread, once."""
+        bucket, revision = self._bucket, self._revision
+        if revision is None:
+            bucket.catch_up()
+            listed, at = bucket.scan("", hidden=True)
+            listed = below(listed, self._prefixes)
+            self._next, self._goal = at + 1, at
+            self._ready = listed if len(listed) else None
+            return
+        start = resume_start(revision)
+        if start is None:
+            raise OptionsError(f"{bucket.config.name}: no revision can come after {revision}")
+        last = bucket.catch_up()
+        if revision > last:
+            raise ReplacedError(bucket.config.name, f"it ends at revision {last}, before the cursor at {revision}")
+        first = bucket.first_revision()
+        if not resume_window_ok(revision, first):
+            raise ExpiredError(bucket.config.name, revision, first)
+        self._next, self._goal = start, last
+
+    async def next_batch(self, limit: int = 65536) -> UpdateBatch:
+        """Return the next changes, at least one and at most ``limit``; StopAsyncIteration after aclose."""
+        if limit < 1:
+            raise OptionsError(f"limit={limit}: must be at least 1")
+        backoff = Backoff(last=IDLE_SECONDS)
+        loop = asyncio.get_running_loop()
+        looked = float("-inf")
+        while self._ready is None:
+            if self._closed:
+                raise StopAsyncIteration
+            if self._bucket.expiry_due():
+                with contextlib.suppress(RetryError):  # another keeps the turn: that one, or the next look, will do it
+                    await in_disk_thread(self._bucket.expire)
+            if self._bucket.head() >= self._next or loop.time() - looked > LOOK_SECONDS:
+                looked = loop.time()
+                await in_disk_thread(self._read)
+            if self._ready is None:  # also when head is ahead of the log, as a power cut can leave it
+                await asyncio.sleep(backoff.delay())
+        batch = self._ready
+        if len(batch) > limit:
+            self._ready, batch = batch[limit:], batch[:limit]
+        else:
+            self._ready = None
+        self._delivered = int(batch.revisions()[-1])
+        self._lag = max(0, self._bucket.head() - self.progress)
+        return batch
+
+    async def aclose(self) -> None:
+        """End the watch."""
+        self._closed, self._ready = True, None
+
+    def _read(self) -> None:
+        """Read on in the log until something matches or there is no more; called in a thread."""
+        bucket = self._bucket
+        while not self._closed:
+            try:
+                batch = bucket.reader.read(self._next, READ_LIMIT)
+            except ExpiredError as exc:
+                raise ExpiredError(bucket.config.name, self._next - 1, exc.first) from None
+            if not len(batch):
+                return
+            found = below(envelope_updates(batch, bucket.reader.path), self._prefixes)
+            self._next = batch.next_position
+            if len(found):
+                self._ready = found
+                return

@@ -1,0 +1,241 @@
+"""A message log that several processes write to, one turn at a time.
+
+A MessageLog holds the lock as long as it is open.  Here the lock is held for a turn, and a turn begins by looking at
+what others have appended meanwhile:
+
+    nothing                     the active segment is as long as it was: one stat
+    entries, maybe segments     walk over the new bytes only
+    anything else               recover, as opening does: somebody died in the middle of a write
+
+A segment is only ever sealed after an append to it, so one stat of the active segment notices every change.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, TypeVar
+
+import numpy as np
+
+from penstock import kernel
+from penstock.disk import Backoff, Disk, File, Lock, PosixDisk, Stat
+from penstock.disk.posix import folder_of
+from penstock.errors import LockedError, ReplacedError, Timeout
+from penstock.log.messagelog.active import ActiveSegment
+from penstock.log.messagelog.format import ENTRY_OVERHEAD, INDEX_ENTRY, LOG, Stop, segment_number
+from penstock.log.messagelog.options import MessageLogOptions
+from penstock.log.messagelog.recover import SegmentState, map_whole, walk_segment
+from penstock.log.messagelog.writer import MessageLog
+from penstock.log.sidecar import Sidecar
+
+__all__ = ["SharedLog"]
+
+LONGEST_PAUSE_SECONDS: Final = 1e-3
+"""The longest pause between two looks at the lock; a turn takes less."""
+QUEUE: Final = "penstock-queue"
+
+T = TypeVar("T")
+
+
+class SharedLog(MessageLog):
+    """A message log written in turns.  Append only inside of ``turn``.
+
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> one, two = SharedLog.open(folder.name + "/log"), SharedLog.open(folder.name + "/log")
+    >>> with one.turn():
+    ...     one.append(b"from one")
+    1
+    >>> with two.turn():
+    ...     two.append(b"from two")
+    2
+    >>> one.close(); two.close(); folder.cleanup()
+    """
+
+    LOCK_SECONDS = 10.0
+
+    def __init__(self, path: str, disk: Disk, options: MessageLogOptions) -> None:
+        if disk.stat(path) is None:
+            disk.make_folder(path)
+            disk.sync_folder(folder_of(path))
+        deadline = time.monotonic() + self.LOCK_SECONDS
+        queue = _poll(lambda: disk.lock(os.path.join(path, QUEUE)), deadline, path)
+        try:
+            _poll(lambda: MessageLog.__init__(self, path, disk, options), deadline, path)
+        finally:
+            queue.release()
+        self._held.release()
+        self._turns = threading.RLock()
+        self._depth = 0
+        identity = self._sidecar.identity()
+        self.log_id = "" if identity is None else identity.log_id
+        """The random id of this log; a turn on another one is refused."""
+
+    @classmethod
+    def open(
+        cls, path: str | os.PathLike[str], options: MessageLogOptions | None = None, *, disk: Disk | None = None
+    ) -> SharedLog:
+        """Open a log for writing in turns, created if it is not there."""
+        return cls(os.fspath(path), disk or PosixDisk(), options or MessageLogOptions())
+
+    @contextmanager
+    def turn(self, timeout: float = LOCK_SECONDS) -> Iterator[None]:
+        """Wait for the lock, catch up with what others wrote, and hold it for the block; Timeout if it is not free."""
+        with self._turns:
+            if self._depth:
+                yield
+                return
+            self._check_writable()
+            held = self._wait(timeout)
+            self._depth += 1
+            try:
+                self._catch_up()
+                yield
+            finally:
+                self._depth -= 1
+                try:
+                    if self._new_names and not self._dead:  # who syncs next may not be the one who made them
+                        self._disk.sync_folder(self.path)
+                        self._new_names = False
+                finally:
+                    held.release()
+
+    @property
+    def total_bytes(self) -> int:
+        """The bytes of all segments, as of the last turn."""
+        return sum(segment.size for segment in self._segments)
+
+    @property
+    def room_bytes(self) -> int:
+        """How much can be appended without making or syncing a file, as of the last turn."""
+        active = self._active
+        return 0 if active is None or self._new_names else max(0, self.options.segment_bytes - active.state.size)
+
+    @property
+    def sealed_ends(self) -> list[tuple[int, int]]:
+        """The (last number, bytes) of each sealed segment, oldest first, as of the last turn."""
+        return [(segment.last_seq, segment.size) for segment in self._segments[:-1]]
+
+    # --- The lock
+
+    def _wait(self, timeout: float) -> Lock:
+        """Take the lock by way of a queue of one: who just had a turn lines up behind who waits for one."""
+        deadline = time.monotonic() + timeout
+        try:
+            queue = _poll(lambda: self._disk.lock(os.path.join(self.path, QUEUE)), deadline, self.path)
+            try:
+                return _poll(self._sidecar.lock, deadline, self.path)
+            finally:
+                queue.release()
+        except FileNotFoundError:
+            raise ReplacedError(self.path, "its folder is gone") from None
+
+    # --- Catching up
+
+    def _catch_up(self) -> None:
+        with self._mutex:
+            active = self._active
+            found = None if active is None else self._disk.stat(self._path(active.state.number, LOG))
+            if active is None or found is None or not self._same(active, found):
+                self._reload()
+
+    def _same(self, active: ActiveSegment, found: Stat) -> bool:
+        """Whether the log is as it was, or was only appended to, which is then taken note of."""
+        if found.identity != active.log.stat().identity:
+            return False
+        return found.size == active.state.size or (self._take(active, found) and self._rolled(active))
+
+    def _take(self, active: ActiveSegment, found: Stat) -> bool:
+        """Walk over what others appended to the segment; False when that is not plain entries."""
+        state = active.state
+        if found.size < state.size:
+            return False
+        data = active.log.read_at(state.size, found.size - state.size)
+        most = len(data) // ENTRY_OVERHEAD + 1
+        seqs, times = np.empty(most, np.uint64), np.empty(most, np.uint64)
+        count, end, stop, _ = kernel.messagelog.scan(
+            data, 0, state.last_seq + 1, True, seqs, times, np.empty((4, most), np.int64)
+        )
+        if stop not in (Stop.END, Stop.LIMIT) or end != len(data) or not count:
+            return False
+        last_indexed, before = state.size - active.since, state.size
+        entries = np.frombuffer(
+            active.index.read_at(active.used, (len(data) // 4096 + 2) * INDEX_ENTRY.itemsize)
+            .ljust(INDEX_ENTRY.itemsize, b"\0"),
+            np.uint8,
+        )  # fmt: skip
+        entries = entries[: len(entries) // INDEX_ENTRY.itemsize * INDEX_ENTRY.itemsize]
+        offsets = entries.view(INDEX_ENTRY)["offset"].astype(np.int64)
+        good = (offsets >= before) & (offsets < found.size) & np.concatenate(([True], np.diff(offsets) > 0))
+        if before == 0:  # of an empty segment the first entry is (0, 0)
+            good[0] = True
+        used = len(good) if good.all() else int(np.argmin(good))
+        if used:
+            last_indexed = int(offsets[used - 1])
+            active.used += used * INDEX_ENTRY.itemsize
+        state.size, state.last_seq = found.size, int(seqs[count - 1])
+        active.since = state.size - last_indexed
+        self._floor = max(self._floor, state.last_seq + 1)
+        return True
+
+    def _rolled(self, active: ActiveSegment) -> bool:
+        """If the segment is full, go on with those that others began after it; False when one is not plain."""
+        if active.state.size <= self.options.segment_bytes:
+            return True
+        names = self._disk.list(self.path)
+        numbers = {number for number in map(segment_number, names) if number is not None}
+        later = sorted(number for number in numbers if number > active.state.number)
+        self._segments = [segment for segment in self._segments if segment.number in numbers]
+        if not later:
+            return True  # who filled it died before it began the next one: this turn's append does
+        with self._syncing:
+            active.sealed = True
+            active.close()
+        self._active = None
+        for number in later:
+            log = self._disk.modify(self._path(number, LOG))
+            size = log.stat().size
+            walk = walk_segment(map_whole(log, size), number)
+            if walk.end != size or walk.unordered:
+                log.close()
+                return False
+            state = SegmentState(number, size, walk.highest_seq)
+            self._segments.append(state)
+            self._floor = max(self._floor, walk.highest_seq + 1)
+            if number != later[-1]:
+                log.close()
+                continue
+            index: File = self._index_file(number)
+            used = len(walk.index) * INDEX_ENTRY.itemsize if size else 0
+            self._active = ActiveSegment(state, log, index, used, walk.since_index, max(self._capacity, used))
+        return True
+
+    def _reload(self) -> None:
+        """Recover, as opening does, unless this is another log by now."""
+        identity = Sidecar(self._disk, os.path.join(self.path, "penstock-")).identity()
+        if identity is None or identity.log_id != self.log_id:
+            raise ReplacedError(self.path, "its log id changed" if identity else "its folder is gone")
+        with self._syncing:
+            if self._active is not None:
+                self._active.sealed = True
+                self._active.close()
+            self._active = None
+        floor = self._floor
+        self._open()
+        self._floor = max(self._floor, floor)
+
+
+def _poll(take: Callable[[], T], deadline: float, path: str) -> T:
+    """Try to take something until nobody else has it; Timeout after the deadline."""
+    backoff = Backoff(last=LONGEST_PAUSE_SECONDS)
+    while True:
+        try:
+            return take()
+        except LockedError:
+            if time.monotonic() >= deadline:
+                raise Timeout(f"{path}: other writers have kept the log for too long") from None
+        time.sleep(backoff.delay())

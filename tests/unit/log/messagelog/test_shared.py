@@ -1,0 +1,134 @@
+"""Promise: several writers share a message log in turns, and the log is as if one had written it."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from penstock.disk import MemoryDisk
+from penstock.errors import ReplacedError, Timeout
+from penstock.log.messagelog import MessageLog, MessageLogOptions, MessageLogReader
+from penstock.log.messagelog.shared import SharedLog
+
+SMALL = MessageLogOptions(sync="none", segment_bytes=9000)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(st.tuples(st.integers(0, 2), st.lists(st.integers(0, 3000), max_size=8)), max_size=25))
+def test_writers_in_turns_leave_the_bytes_one_writer_leaves(turns: list[tuple[int, list[int]]]) -> None:
+    disk, alone = MemoryDisk(), MemoryDisk()
+    writers = [SharedLog.open("log", SMALL, disk=disk) for _ in range(3)]
+    single = MessageLog.open("log", SMALL, disk=alone)
+    numbers = itertools.count(1)
+    for who, sizes in turns:
+        payloads = [b"x" * size for size in sizes]
+        with writers[who].turn():
+            assert writers[who].next_position == single.next_position
+            found = [writers[who].append(payload, timestamp_ms=5) for payload in payloads]
+        assert found == list(itertools.islice(numbers, len(payloads)))
+        for payload in payloads:
+            single.append(payload, timestamp_ms=5)
+    for writer in writers:
+        writer.close()
+    single.close()
+    names = [name for name in alone.list("log") if not name.startswith("penstock-")]
+    assert [name for name in disk.list("log") if not name.startswith("penstock-")] == names
+    for name in names:
+        theirs, ours = (d.open(f"log/{name}").read_at(0, 1 << 20) for d in (alone, disk))
+        assert ours == theirs, name
+
+
+def test_a_torn_entry_of_a_dead_writer_is_cut_by_the_next_turn(tmp_path: Path) -> None:
+    one, two = SharedLog.open(tmp_path / "log"), SharedLog.open(tmp_path / "log")
+    with one.turn():
+        one.append(b"whole")
+    segment = tmp_path / "log" / "00000000000000000001.log"
+    with segment.open("ab") as file:  # what a kill in the middle of a write leaves
+        file.write((2).to_bytes(8, "little") + bytes(8) + b"\0\0\x40\0\0\0abc")
+    with two.turn():
+        assert two.append(b"next") == 2
+    with one.turn():
+        assert one.next_position == 3
+    with MessageLogReader(tmp_path / "log") as log:
+        assert log.read(1).to_payloads() == [b"whole", b"next"]
+        assert list(log.verify()) == []
+    one.close()
+    two.close()
+
+
+def test_a_turn_ends_with_timeout_when_another_keeps_the_lock(tmp_path: Path) -> None:
+    one, two = SharedLog.open(tmp_path / "log"), SharedLog.open(tmp_path / "log")
+    with one.turn(), pytest.raises(Timeout), two.turn(0.05):
+        pass
+    with two.turn(0.05):
+        two.append(b"now")
+    one.close()
+    two.close()
+
+
+def test_a_turn_on_a_recreated_log_is_refused(tmp_path: Path) -> None:
+    log = SharedLog.open(tmp_path / "log")
+    with log.turn():
+        log.append(b"old")
+    shutil.rmtree(tmp_path / "log")
+    with pytest.raises(ReplacedError), log.turn():
+        pass
+    with MessageLog.open(tmp_path / "log") as other:
+        other.append(b"new")
+    with pytest.raises(ReplacedError), log.turn():
+        pass
+
+
+def test_threads_of_one_process_take_turns_too(tmp_path: Path) -> None:
+    log = SharedLog.open(tmp_path / "log", SMALL)
+
+    def work() -> None:
+        for _ in range(100):
+            with log.turn():
+                log.append(b"%d" % log.next_position)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    log.close()
+    with MessageLogReader(tmp_path / "log") as reader:
+        found: list[bytes] = []
+        while len(batch := reader.read(len(found) + 1)):
+            found += batch.to_payloads()
+    assert found == [b"%d" % n for n in range(1, 301)]
+
+
+def test_a_writer_in_a_loop_lets_another_have_its_turns(tmp_path: Path) -> None:
+    busy, other = SharedLog.open(tmp_path / "log", SMALL), SharedLog.open(tmp_path / "log", SMALL)
+    done = threading.Event()
+    taken = 0
+
+    def work() -> None:
+        nonlocal taken
+        while not done.is_set():
+            with busy.turn():
+                busy.append(b"again")
+            taken += 1
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        for _ in range(50):
+            before = taken
+            with other.turn():
+                other.append(b"me too")
+            # From when it lines up, at most those go first who had lined up before; 100 is far above that.
+            assert taken - before < 100
+    finally:
+        done.set()
+        thread.join()
+    busy.close()
+    other.close()
