@@ -14,6 +14,7 @@ from penstock.errors import (
     OptionsError,
     PenstockError,
     ProtocolError,
+    Refused,
     ReplacedError,
     RetryError,
     Timeout,
@@ -23,6 +24,7 @@ ARGUMENTS = {
     CorruptionError: (("chan.1", 112, "commit byte is 2"), "chan.1 at byte 112: commit byte is 2"),
     ProtocolError: (("1.2.3.4:5", "CONNECT", "level 9"), "1.2.3.4:5 in CONNECT: level 9"),
     ExpiredError: (("orders", 12, 4096), "orders: position 12 has expired, the log begins at 4096"),
+    Refused: (("FORBIDDEN", "not the owner"), "FORBIDDEN: not the owner"),
     ReplacedError: (("orders", "its log id changed"), "orders was replaced: its log id changed"),
 }
 ALL = [getattr(errors, name) for name in errors.__all__]
