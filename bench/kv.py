@@ -220,7 +220,6 @@ def main() -> None:
     parser.add_argument("--keys", type=int, default=100_000)
     parser.add_argument("--quick", action="store_true", help="a smoke test: few keys, one round")
     parser.add_argument("--json", action="store_true", help="figures as JSON instead of a table")
-    parser.add_argument("--write", action="store_true", help="accepted for make bench; the table goes to stdout")
     options = parser.parse_args()
     keys, rounds = (3000, 1) if options.quick else (options.keys, 3)
     sides: list[type] = [Penstock, Sqlite]
