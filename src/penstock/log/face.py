@@ -100,9 +100,9 @@ class LogWriter(Protocol):
 class Cuttable(Protocol):
     """A LogReader that can be cut into spans without reading it, for those who read it in parallel."""
 
-    def cut(self, start: int, end: int, span_bytes: int) -> list[int]:
-        """Return where spans of about ``span_bytes`` begin: ``start`` first, then ascending, all below ``end``.
+    def cut(self, start: int, end: int, span_bytes: int) -> list[tuple[int, int]]:
+        """Return spans of about ``span_bytes``: where each begins, and how many bytes of the log it takes.
 
-        Reading can begin at each of them.  The same arguments give the same answer, however much the log has
+        The first begins at ``start``, all below ``end``, ascending.  Reading can begin at each of them.  The same arguments give the same answer, however much the log has
         grown behind ``end``.
         """

@@ -61,9 +61,10 @@ def test_the_spans_of_a_cut_hold_every_record_once(tmp_path: Path, roll_bytes: i
         positions = [writer.append(b"%d" % number * (number % 300 + 1)) for number in range(400)]
         log = XChannelLog(path)
         start, end = positions[3], log.next_position
-        cuts = log.cut(start, end, span_bytes)
+        spans = log.cut(start, end, span_bytes)
+        cuts = [begin for begin, _ in spans]
         writer.append_many([b"later" * 100] * 100)
-    assert cuts == log.cut(start, end, span_bytes)  # what was appended behind the end changes nothing
+    assert spans == log.cut(start, end, span_bytes)  # what was appended behind the end changes nothing
     assert cuts[0] == start
     assert cuts == sorted(set(cuts))
     assert cuts[-1] < end
@@ -76,6 +77,8 @@ def test_the_spans_of_a_cut_hold_every_record_once(tmp_path: Path, roll_bytes: i
                 found += [position for position in batch.positions.tolist() if position < high]
                 at = batch.next_position
     assert found == positions[3:]
+    assert log.cut(end, end, span_bytes) == []
     if span_bytes == 9000:
         assert len(cuts) > 5
+        assert all(9000 <= size < 9000 + 2 * 4096 for _, size in spans[:-1])
     log.close()

@@ -107,10 +107,11 @@ class XChannelLog(Handle):
         with Reader.open(self.path, start, disk=self._disk) as reader:  # type: ignore[arg-type]
             yield from reader.batches(limit, timeout)
 
-    def cut(self, start: int, end: int, span_bytes: int) -> list[int]:
-        """Return where spans of about ``span_bytes`` begin: at ``start`` and at regions, which begin with a record."""
+    def cut(self, start: int, end: int, span_bytes: int) -> list[tuple[int, int]]:
+        """Return spans of about ``span_bytes``, which begin at ``start`` and at regions: those begin with a record."""
         (first, low), (last, high) = split_position(start), split_position(end)
-        cuts, held, region = [start], 0, 0
+        begin, held, region = start, 0, 0
+        spans: list[tuple[int, int]] = []
         for sequence in (number for number in self._sequences() if first <= number <= last):
             if not region:
                 file = ChannelFile.open(self._disk, self.path, sequence)
@@ -120,16 +121,16 @@ class XChannelLog(Handle):
             at = low if sequence == first else FIRST_SLOT
             bound = high if sequence == last else 0 if found is None else found.size
             if held >= span_bytes and at < bound:
-                cuts.append(position_of(sequence, at))
-                held = 0
+                spans.append((begin, held))
+                begin, held = position_of(sequence, at), 0
             while at < bound:
                 following = -(-(at + max(span_bytes - held, 1)) // region) * region
                 if following >= bound:
                     held += bound - at
                     break
-                cuts.append(position_of(sequence, following))
-                at, held = following, 0
-        return cuts
+                spans.append((begin, held + following - at))
+                begin, at, held = position_of(sequence, following), following, 0
+        return [*spans, (begin, held)] if begin < end else spans
 
     def verify(self) -> Iterator[Problem]:
         """Yield every problem: damage, file by file and region by region, then what the headers get wrong."""
