@@ -4,9 +4,10 @@
 that is there already.  Everything else is in the modules:
 
     plan       pure: which spans of which channels are read, by whom        source    spark.read.format("penstock")
-    columns    what a batch looks like to Spark                             stream    spark.readStream.format("penstock")
-    decode     payloads into columns, bad ones beside an error              sinks     write(Stream).format("penstock")
-    lake       Delta tables, one commit a batch                             pipelines/  functions on DataFrames
+    columns    what a batch looks like to Spark                             stream
+    spark.readStream.format("penstock") decode     payloads into columns, bad ones beside an error
+    sinks     write(Stream).format("penstock") lake       Delta tables, one commit a batch
+    pipelines/  functions on DataFrames
 """
 
 from penstock.spark.session import register, session

@@ -1,7 +1,7 @@
 """What a batch looks like to Spark: names, types, and the Arrow record batches that have exactly those.
 
-Spark compares the Arrow schema of the first batch with its own and refuses anything else, so the types here are the ones
-it takes: no views, no dictionaries, no unsigned numbers, times in µs UTC.
+Spark compares the Arrow schema of the first batch with its own and refuses anything else, so the types here are the
+ones it takes: no views, no dictionaries, no unsigned numbers, times in µs UTC.
 """
 
 from __future__ import annotations

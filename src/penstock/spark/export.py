@@ -1,7 +1,7 @@
 """A task that writes what it reads to a Parquet file itself, so that payloads never pass through the JVM.
 
-The name of a file is made of the spans in it: a task that runs twice writes the same file twice.  A file becomes part of a
-table only by the commit that names it.
+The name of a file is made of the spans in it: a task that runs twice writes the same file twice.  A file becomes
+part of a table only by the commit that names it.
 """
 
 from __future__ import annotations
@@ -107,8 +107,11 @@ def file_name(spans: Sequence[Span]) -> str:
     """Return a name that these spans always have and others never.
 
     >>> from penstock.spark.plan import Channel
-    >>> file_name([Span(Channel("ticks", "ticks", "xchannel", "id"), 80, 128, 48)])
-    'part-c81f0a8be3f3b6d8d2e3f6ac.parquet'
+    >>> ticks = Channel("ticks", "ticks", "xchannel", "id")
+    >>> file_name([Span(ticks, 80, 128, 48)]) == file_name([Span(ticks, 80, 128, 0)])
+    True
+    >>> file_name([Span(ticks, 80, 128, 48)]) == file_name([Span(ticks, 80, 152, 48)])
+    False
     """
     told = json.dumps([[span.channel.name, span.channel.identity, span.start, span.end] for span in spans])
     return f"part-{hashlib.sha256(told.encode()).hexdigest()[:24]}.parquet"

@@ -1,7 +1,7 @@
 """Filters that a log can answer itself: on position, channel and kind.  Pure.
 
-Spark hands over the parts of a condition that are joined by AND.  Those taken here are answered exactly, so Spark does not
-look again; the rest stays with Spark.
+Spark hands over the parts of a condition that are joined by AND.  Those taken here are answered exactly, so Spark
+does not look again; the rest stays with Spark.
 """
 
 from __future__ import annotations

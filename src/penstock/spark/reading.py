@@ -11,7 +11,6 @@ from penstock.batch import Batch
 from penstock.disk import PosixDisk
 from penstock.errors import ExpiredError, ReplacedError
 from penstock.log.envelope import CONTENT, open_envelopes
-from penstock.log.face import LogReader
 from penstock.log.sidecar import identity_of
 from penstock.spark.columns import pieces, to_record_batch
 from penstock.spark.filters import Filters
@@ -68,5 +67,3 @@ def check_identity(channel: Channel) -> None:
     now = identity_of(PosixDisk(), channel.path)
     if channel.identity and now != channel.identity:
         raise ReplacedError(channel.path, "its log id changed" if now else "it is gone")
-
-

@@ -82,9 +82,9 @@ def session(
 ) -> SparkSession:
     """Return the running session of this process, or start one that knows the format ``penstock``.
 
-    ``master`` is all cores of this machine unless given; ``memory`` is the driver's.  ``config`` adds to Spark's settings
-    and overrides CONFIG.  ``java_options`` goes to the JVM.  What the JVM prints goes to the file ``log``, a temporary one
-    unless given.
+    ``master`` is all cores of this machine unless given;  ``memory`` is the driver's.  ``config`` adds to Spark's
+    settings and overrides CONFIG.  ``java_options`` goes to the JVM.  What the JVM prints goes to the file ``log``,
+    a temporary one unless given.
 
     >>> session.__name__  # starting one takes seconds: docs/howto/spark.md shows it at work
     'session'
@@ -195,13 +195,13 @@ def _launch_environment(folder: str) -> dict[str, str]:
 
 
 def write_shim(home: str, java: str) -> str:
-    """Put a ``bin/java`` into ``home`` that runs ``java`` without the module it lacks; return ``home``.
+    r"""Put a ``bin/java`` into ``home`` that runs ``java`` without the module it lacks; return ``home``.
 
-    >>> import tempfile
+    >>> import subprocess, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     home = write_shim(folder + "/java", "/bin/echo")
-    ...     os.popen(f"{home}/bin/java --add-modules=jdk.incubator.vector 'a b' c").read()
-    'a b c\\n'
+    ...     subprocess.check_output([f"{home}/bin/java", "--add-modules=jdk.incubator.vector", "a b", "c"])
+    b'a b c\n'
     """
     path = os.path.join(home, "bin", "java")
     os.makedirs(os.path.dirname(path))

@@ -115,11 +115,11 @@ class ExportSource(DataSource):
         """Return the columns of the manifest."""
         return ", ".join(column.ddl for column in MANIFEST)
 
-    def reader(self, schema: StructType) -> DataSourceReader:
+    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002
         """Return the batch reader."""
         return LogSourceReader(SourceOptions.of(self.options), self._columns(), Exporter.of(self.options))
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802, ARG002
         """Return the stream reader."""
         from penstock.spark.stream import LogStreamReader
 
@@ -234,4 +234,3 @@ def added_columns(channels: Iterable[Channel]) -> tuple[Column, ...]:
             if added.setdefault(column.name, column).type != column.type:
                 raise OptionsError(f"column {column.name} has two types in these channels: give a schema(...)")
     return tuple(added.values())
-

@@ -4,10 +4,10 @@ An offset is JSON that holds, for each channel, its identity and the position up
 
     {"channels": {"site/ticks": {"id": "…", "at": 4096}}}
 
-Two more fields appear when they are needed.  ``from`` is where the batch that ends with this offset begins when it is not where the
-one before ended: the channel is new, or retention overtook the reader and data loss was allowed.  ``lost`` counts the positions
-skipped so far.  So everything a batch reads follows from the two offsets around it, and a batch that Spark replays
-is the same batch.
+Two more fields appear when they are needed.  ``from`` is where the batch that ends with this offset begins when it
+is not where the one before ended: the channel is new, or retention overtook the reader and data loss was allowed.
+``lost`` counts the positions skipped so far.  So everything a batch reads follows from the two offsets around it,
+and a batch that Spark replays is the same batch.
 """
 
 from __future__ import annotations
@@ -217,6 +217,6 @@ def _kept(place: Place) -> Place:
 
 def _check_same(channel: Channel, place: Place) -> None:
     if place["id"] != channel.identity:
-        raise ReplacedError(channel.path, f"its log id is {channel.identity or 'gone'}, but was {place['id'] or 'none'}")
-
-
+        raise ReplacedError(
+            channel.path, f"its log id is {channel.identity or 'gone'}, but was {place['id'] or 'none'}"
+        )

@@ -1,0 +1,170 @@
+"""The log sink as a Python object: tasks stage, the driver appends once, whatever dies in between."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructType
+
+from penstock.disk import PosixDisk
+from penstock.errors import ConflictError, LockedError, OptionsError, UnsupportedError
+from penstock.log.detect import open_log
+from penstock.log.sidecar import sidecar_of
+from penstock.log.xchannel import Writer
+from penstock.spark import sinks
+from penstock.spark.sinks import SinkOptions, append_staged, read_intent, records_of, stage
+from penstock.spark.source import PenstockSource
+from penstock.testing.log_conformance import contents
+
+SCHEMA = StructType().add("payload", BinaryType()).add("kind", IntegerType()).add("timestamp_ns", LongType())
+
+
+def batches(first: int, count: int) -> Iterator[pa.RecordBatch]:
+    for at in range(first, first + count, 4):
+        numbers = range(at, min(at + 4, first + count))
+        yield pa.RecordBatch.from_pydict(
+            {"payload": [b"%d" % n for n in numbers], "kind": [n % 7 for n in numbers], "timestamp_ns": list(numbers)}
+        )
+
+
+def payloads(path: Path) -> list[bytes]:
+    with open_log(str(path)) as log:
+        return contents(log)
+
+
+class Killed(BaseException):
+    """Stands for kill -9: no handler runs."""
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> SinkOptions:
+    return SinkOptions(path=str(tmp_path / "out"), app="test")
+
+
+def test_batches_are_appended_in_task_order_and_once(tmp_path: Path, options: SinkOptions) -> None:
+    writer = PenstockSource({"path": str(tmp_path / "out"), "appId": "test"}).streamWriter(SCHEMA, False)
+    worker = cloudpickle.loads(cloudpickle.dumps(writer))
+    messages = [worker.write(batches(0, 10)), worker.write(iter(())), worker.write(batches(10, 5))]
+    writer.commit(messages, 0)
+    writer.commit(messages, 0)  # Spark repeats a commit it is not sure of
+    later = [worker.write(batches(15, 5))]
+    writer.commit(later, 1)
+    writer.commit([worker.write(batches(0, 10))], 0)
+    assert payloads(tmp_path / "out") == [b"%d" % n for n in range(20)]
+    with open_log(options.path) as log:
+        rows = log.read(log.first_position).to_pylist()
+    assert [(row["kind"], row["timestamp_ns"]) for row in rows] == [(n % 7, n) for n in range(20)]
+    assert not [name for name in os.listdir(tmp_path) if "staged" in name]
+
+
+@pytest.mark.parametrize("moment", range(9))
+@pytest.mark.parametrize("meanwhile", [False, True])
+def test_a_driver_that_dies_at_any_moment_is_continued(
+    tmp_path: Path, options: SinkOptions, monkeypatch: pytest.MonkeyPatch, moment: int, meanwhile: bool
+) -> None:
+    append_staged(options, 0, [stage(options, batches(0, 6))])
+    steps = itertools.count()
+
+    def dying(function: Any) -> Any:
+        def call(*args: Any, **words: Any) -> Any:
+            if next(steps) == moment:
+                raise Killed
+            return function(*args, **words)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sinks, "write_intent", dying(sinks.write_intent))
+        patch.setattr(sinks, "_end_of", dying(sinks._end_of))
+        patch.setattr(sinks, "clear_staged", dying(sinks.clear_staged))
+        patch.setattr(Writer, "append_many", dying(Writer.append_many))
+        staged = [stage(options, batches(6, 9)), stage(options, batches(15, 5))]
+        try:
+            append_staged(options, 1, staged)
+            died = False
+        except Killed:
+            died = True
+    assert died
+    own = [b"%d" % n for n in range(20)]
+    if meanwhile:
+        with Writer.open(options.path) as other:
+            other.append(b"from another writer")
+    # The replay stages the same rows again, cut in another way.
+    append_staged(options, 1, [stage(options, batches(6, 14))])
+    found = payloads(tmp_path / "out")
+    assert [payload for payload in found if payload != b"from another writer"] == own
+    append_staged(options, 2, [stage(options, batches(20, 2))])
+    assert [p for p in payloads(tmp_path / "out") if p != b"from another writer"] == [b"%d" % n for n in range(22)]
+
+
+def test_a_batch_that_was_never_finished_is_not_stepped_over(
+    options: SinkOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sinks, "_append", die)
+        with pytest.raises(Killed):
+            append_staged(options, 3, [stage(options, batches(0, 3))])
+    with pytest.raises(ConflictError, match="batch 3 of test was never finished"):
+        append_staged(options, 4, [stage(options, batches(3, 3))])
+    assert read_intent(sidecar_of(PosixDisk(), options.path), "test").done is False  # type: ignore[union-attr]
+
+
+def test_two_applications_write_to_one_log_without_disturbing_each_other(tmp_path: Path) -> None:
+    one, two = (SinkOptions(path=str(tmp_path / "out"), app=name) for name in ("one", "two"))
+    append_staged(one, 0, [stage(one, batches(0, 3))])
+    append_staged(two, 0, [stage(two, batches(3, 3))])
+    append_staged(one, 0, [stage(one, batches(0, 3))])
+    assert payloads(tmp_path / "out") == [b"%d" % n for n in range(6)]
+
+
+def test_a_log_that_has_a_writer_is_waited_for(options: SinkOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sinks, "LOCK_SECONDS", 0.1)
+    with Writer.open(options.path), pytest.raises(LockedError):
+        append_staged(options, 0, [stage(options, batches(0, 3))])
+    append_staged(options, 0, [stage(options, batches(0, 3))])
+    assert len(payloads(Path(options.path))) == 3
+
+
+def test_a_batch_write_is_repeated_unless_it_has_an_id(tmp_path: Path) -> None:
+    for _ in range(2):
+        writer = PenstockSource({"path": str(tmp_path / "out")}).writer(SCHEMA, False)
+        writer.commit([writer.write(batches(0, 3))])
+    for _ in range(2):
+        writer = PenstockSource({"path": str(tmp_path / "out"), "appId": "a", "batchId": "7"}).writer(SCHEMA, False)
+        writer.commit([writer.write(batches(3, 3))])
+    assert payloads(tmp_path / "out") == [b"0", b"1", b"2", b"0", b"1", b"2", b"3", b"4", b"5"]
+    assert not [name for name in os.listdir(tmp_path) if "once" in name]
+
+
+def test_rows_that_cannot_be_records_are_refused(tmp_path: Path) -> None:
+    source = PenstockSource({"path": str(tmp_path / "out"), "appId": "a"})
+    with pytest.raises(OptionsError, match="payload"):
+        source.streamWriter(StructType().add("text", StringType()), False)
+    with pytest.raises(OptionsError, match="no column colour"):
+        source.streamWriter(StructType().add("payload", StringType()).add("colour", StringType()), False)
+    with pytest.raises(OptionsError, match="never overwritten"):
+        source.writer(SCHEMA, True)
+    with pytest.raises(OptionsError, match="null"):
+        records_of(pa.RecordBatch.from_pydict({"payload": pa.array([None], pa.binary())}), 0)
+    with pytest.raises(OptionsError, match="kind"):
+        records_of(pa.RecordBatch.from_pydict({"payload": [b"x"], "kind": [70_000]}), 0)
+    with pytest.raises(UnsupportedError, match="1 tasks"):
+        source.streamWriter(SCHEMA, False).commit([None], 0)
+
+
+def test_a_stream_is_known_by_its_checkpoint_unless_it_has_a_name() -> None:
+    one = SinkOptions.of({"path": "x", "checkpointLocation": "/c/1"})
+    assert one.app == SinkOptions.of({"PATH": "x", "CHECKPOINTLOCATION": "/c/1"}).app
+    assert one.app != SinkOptions.of({"path": "x", "checkpointLocation": "/c/2"}).app
+    with pytest.raises(OptionsError, match="appId"):
+        SinkOptions.of({"path": "x", "appId": "a/b"})
