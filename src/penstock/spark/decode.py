@@ -6,7 +6,7 @@ Every decoder keeps every row.  A payload that does not decode has nulls where i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from penstock.errors import OptionsError
 
@@ -49,7 +49,7 @@ def decode_json(frame: DataFrame, schema: str | StructType, *, into: str | None 
     from pyspark.sql import functions as F  # noqa: N812
     from pyspark.sql.types import StringType, StructType
 
-    fields = schema if isinstance(schema, StructType) else StructType.fromDDL(schema)
+    fields = schema if isinstance(schema, StructType) else cast("StructType", StructType.fromDDL(schema))
     taken = set(frame.columns) & set(fields.names) if into is None else set(frame.columns) & {into}
     if taken or "error" in frame.columns:
         names = ", ".join(sorted(taken)) or "error"

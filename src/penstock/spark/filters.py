@@ -124,7 +124,7 @@ def _condition(item: Any) -> Condition | None:
     name = item.attribute[0] if len(getattr(item, "attribute", ())) == 1 else None
     if op is None or name is None or op not in TAKEN.get(name, ()):
         return None
-    value = getattr(item, "value", None)
+    value: Any = getattr(item, "value", None)
     if op == "in":
         value = tuple(each for each in value if each is not None)
     elif op != "known" and value is None:
@@ -135,18 +135,19 @@ def _condition(item: Any) -> Condition | None:
 def _compare(values: NDArray[Any] | None, condition: Condition, count: int) -> NDArray[np.bool_]:
     if values is None:  # a format without kinds: null equals nothing
         return np.zeros(count, np.bool_)
-    wide, value = values.astype(np.int64, copy=False), condition.value
+    wide = values.astype(np.int64, copy=False)
+    found: NDArray[np.bool_] = np.ones(count, np.bool_)
     match condition.op:
         case "eq":
-            return wide == value
+            found = wide == condition.value
         case "in":
-            return np.isin(wide, np.array(value, np.int64))
+            found = np.isin(wide, np.array(condition.value, np.int64))
         case "gt":
-            return wide > value
+            found = wide > condition.value
         case "ge":
-            return wide >= value
+            found = wide >= condition.value
         case "lt":
-            return wide < value
+            found = wide < condition.value
         case "le":
-            return wide <= value
-    return np.ones(count, np.bool_)
+            found = wide <= condition.value
+    return found

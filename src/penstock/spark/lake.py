@@ -14,7 +14,8 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -29,9 +30,19 @@ from penstock.spark.options import local_path
 if TYPE_CHECKING:
     from deltalake import DeltaTable
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["DataFile", "append", "commit_files", "ingest", "ingest_once", "open_table", "read", "committed_batch"]
+__all__ = [
+    "DataFile",
+    "append",
+    "commit_files",
+    "ingest",
+    "ingest_once",
+    "open_table",
+    "read",
+    "replace",
+    "committed_batch",
+]
 
 
 class DataFile(msgspec.Struct, frozen=True):
@@ -66,8 +77,10 @@ def committed_batch(table: str, app: str) -> int:
     return -1 if version is None else int(version)
 
 
-def commit_files(table: str, app: str, batch: int, files: Sequence[DataFile], schema: pa.Schema) -> bool:
-    """Make files part of the table in one commit; False when it has this batch already."""
+def commit_files(
+    table: str, app: str, batch: int, files: Sequence[DataFile], schema: pa.Schema, *, mode: str = "append"
+) -> bool:
+    """Make files part of the table in one commit, or all of it; False when it has this batch already."""
     from deltalake import CommitProperties, Schema, Transaction
     from deltalake.transaction import AddAction, create_table_with_add_actions
 
@@ -82,7 +95,7 @@ def commit_files(table: str, app: str, batch: int, files: Sequence[DataFile], sc
         os.makedirs(local_path(table), exist_ok=True)
         create_table_with_add_actions(local_path(table), delta, actions, mode="error", commit_properties=properties)
     else:
-        existing.create_write_transaction(actions, "append", delta, commit_properties=properties)
+        existing.create_write_transaction(actions, mode, delta, commit_properties=properties)
     return True
 
 
@@ -93,9 +106,24 @@ def append(frame: DataFrame, table: str, *, app: str, batch: int) -> bool:
     """
     if committed_batch(table, app) >= batch:
         return False
-    table = local_path(table)
-    part = f"spark-{hashlib.sha256(app.encode()).hexdigest()[:12]}-{batch}"
-    folder = os.path.join(table, part)
+    files, schema = write_files(frame, table, f"spark-{hashlib.sha256(app.encode()).hexdigest()[:12]}-{batch}")
+    return commit_files(table, app, batch, files, schema)
+
+
+def replace(frame: DataFrame, table: str) -> int:
+    """Make a DataFrame the whole content of a table, in one commit; return how many rows it has.
+
+    Earlier versions stay readable until the table is vacuumed.
+    """
+    name = uuid.uuid4().hex
+    files, schema = write_files(frame, table, f"spark-{name[:12]}")
+    commit_files(table, f"replace-{name}", 0, files, schema, mode="overwrite")
+    return sum(item.records for item in files)
+
+
+def write_files(frame: DataFrame, table: str, part: str) -> tuple[list[DataFile], pa.Schema]:
+    """Let Spark write a DataFrame into the folder ``part`` of a table; return its files and their schema."""
+    folder = os.path.join(local_path(table), part)
     shutil.rmtree(folder, ignore_errors=True)
     frame.write.mode("overwrite").option("compression", "zstd").parquet(folder)
     files, schema = [], None
@@ -109,7 +137,7 @@ def append(frame: DataFrame, table: str, *, app: str, batch: int) -> bool:
             files.append(DataFile(f"{part}/{name}", os.path.getsize(path), metadata.num_rows, delta_stats(metadata)))
     if schema is None:
         raise OptionsError(f"{table}: Spark wrote no file, not even an empty one")
-    return commit_files(table, app, batch, files, schema.remove_metadata())
+    return files, schema.remove_metadata()
 
 
 def read(spark: SparkSession, table: str, *, version: int | None = None) -> DataFrame:
@@ -138,7 +166,7 @@ def ingest(
     options: Mapping[str, Any] | None = None,
     columns: Iterable[Column] = BASE,
     app: str | None = None,
-    name: str | None = None,
+    on_commit: Callable[[int, list[DataFile]], None] | None = None,
 ) -> StreamingQuery:
     """Start a query that keeps a table up to date with channels, each record in it exactly once.
 
@@ -158,11 +186,12 @@ def ingest(
 
     def commit(frame: DataFrame, batch: int) -> None:
         if committed_batch(table, known) < batch:
-            commit_files(table, known, batch, data_files(frame.collect()), schema)
+            files = data_files(frame.collect())
+            commit_files(table, known, batch, files, schema)
+            if on_commit is not None:
+                on_commit(batch, files)
 
     writer = manifest.writeStream.foreachBatch(commit).option("checkpointLocation", checkpoint)
-    if name is not None:
-        writer = writer.queryName(name)
     return writer.trigger(**(trigger or {"availableNow": True})).start()
 
 

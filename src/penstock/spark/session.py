@@ -13,6 +13,7 @@ Environment variables are set for the launch only and put back.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib.util
 import os
@@ -89,6 +90,19 @@ def session(
     >>> session.__name__  # starting one takes seconds: docs/howto/spark.md shows it at work
     'session'
     """
+    return start(name, master=master, memory=memory, config=config, java_options=java_options, log=log)[0]
+
+
+def start(
+    name: str = "penstock",
+    *,
+    master: str | None = None,
+    memory: str = "2g",
+    config: Mapping[str, Any] | None = None,
+    java_options: str = "",
+    log: str | None = None,
+) -> tuple[SparkSession, bool]:
+    """Return what ``session`` does, and whether it was started by this call, so that the caller may stop it."""
     _require_pyspark()
     from pyspark import SparkConf, SparkContext
     from pyspark.errors import PySparkRuntimeError
@@ -98,7 +112,7 @@ def session(
     active = SparkSession.getActiveSession()
     if active is not None and active._jsc.sc().isStopped() is False:
         register(active)
-        return active
+        return active, False
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     settings: dict[str, Any] = {
         **CONFIG,
@@ -122,14 +136,16 @@ def session(
         if SparkContext._gateway is None:
             with open(output, "ab", buffering=0) as target:
                 try:
-                    gateway = launch_gateway(conf, popen_kwargs={"stdout": target, "stderr": target})
+                    gateway = launch_gateway(  # type: ignore[no-untyped-call]
+                        conf, popen_kwargs={"stdout": target, "stderr": target}
+                    )
                 except PySparkRuntimeError:
                     raise UnsupportedError(f"Java did not start Spark:\n{_tail(output)}") from None
         else:
             gateway = SparkContext._gateway
         spark = SparkSession(SparkContext(conf=conf, gateway=gateway))
     register(spark)
-    return spark
+    return spark, True
 
 
 def register(spark: SparkSession) -> None:
@@ -231,10 +247,13 @@ def _require_pyspark() -> None:
 
 
 def _remove_at_exit(folder: str) -> None:
-    import atexit
-
     owner = os.getpid()
-    atexit.register(lambda: os.getpid() == owner and shutil.rmtree(folder, ignore_errors=True))
+
+    def remove() -> None:
+        if os.getpid() == owner:  # not in a process forked from this one
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(remove)
 
 
 def _write(path: str, text: str) -> None:

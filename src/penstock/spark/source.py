@@ -149,7 +149,7 @@ class LogSourceReader(DataSourceReader):
                     bounds.append((channel, log.first_position, log.next_position))
         return [LogPartition(task) for task in plan_tasks(bounds, self.options, self.filters)]
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the records of one task."""
         return read_partition(partition, self.options, self.columns, self.filters, self.exporter)
 

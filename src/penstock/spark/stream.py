@@ -134,7 +134,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         channels = {channel.name: channel for channel in self._channels()}
         bounds = []
         for name, place in sorted(end["channels"].items()):
-            begin = place.get("from", start["channels"].get(name, place)["at"])
+            begin: int = place["from"] if "from" in place else start["channels"].get(name, place)["at"]
             if begin >= place["at"]:
                 continue
             channel = channels.get(name)
@@ -146,7 +146,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             bounds.append((channel, begin, place["at"]))
         return [LogPartition(task) for task in plan_tasks(bounds, self.options)]
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the records of one task."""
         return read_partition(partition, self.options, self.columns, None, self.exporter)
 
