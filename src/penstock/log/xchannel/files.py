@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
 import os
 from typing import Final
@@ -47,7 +49,9 @@ def discover(disk: ReadDisk, base: str) -> list[int]:
     except FileNotFoundError:
         raise OptionsError(f"{base}: the folder does not exist") from None
     found = []
-    for entry in names:
+    for entry in itertools.islice(names, bisect.bisect_left(names, name), None):  # a folder may hold thousands
+        if not entry.startswith(name):
+            break
         sequence = file_sequence(name, entry)
         if sequence is None:
             continue
