@@ -5,7 +5,10 @@ The same bounds always give the same spans, so that a batch that Spark replays a
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 import msgspec
 
@@ -19,7 +22,43 @@ from penstock.spark.filters import TOP, Filters
 
 __all__ = ["Channel", "Span", "find_channels", "plan_channel", "pack", "advance"]
 
-SMALLEST_SPAN_BYTES = 4 << 20
+SMALLEST_SPAN_BYTES: Final = 4 << 20
+LISTING_SECONDS: Final = 0.02
+MOST_FOLDERS: Final = 1000
+
+
+class ListingDisk(PosixDisk):
+    """The disk, remembering the names in a folder for a moment.
+
+    Each channel of a folder lists it: without this, planning n channels would look at n × n names.  Whoever begins to
+    plan forgets first, so nothing that was there when it began is missed.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     ListingDisk().list(folder)
+    []
+    """
+
+    def __init__(self) -> None:
+        self._listed: dict[str, tuple[float, list[str]]] = {}
+
+    def list(self, folder: str) -> list[str]:
+        """Return the names in a folder, at most LISTING_SECONDS old."""
+        now = time.monotonic()
+        when, names = self._listed.get(folder, (-math.inf, []))
+        if now - when > LISTING_SECONDS:
+            if len(self._listed) > MOST_FOLDERS:
+                self._listed.clear()
+            names = super().list(folder)
+            self._listed[folder] = now, names
+        return names
+
+    def forget(self) -> None:
+        """Look again from here on."""
+        self._listed.clear()
+
+
+LISTING: Final = ListingDisk()
 
 
 class Channel(msgspec.Struct, frozen=True, order=True):
@@ -36,7 +75,7 @@ class Channel(msgspec.Struct, frozen=True, order=True):
 
     def open(self, disk: ReadDisk | None = None) -> LogReader:
         """Open the log behind it."""
-        return open_log(self.path, format=self.format, disk=disk)
+        return open_log(self.path, format=self.format, disk=disk or LISTING)
 
 
 class Span(msgspec.Struct, frozen=True):
@@ -54,7 +93,8 @@ class Span(msgspec.Struct, frozen=True):
 
 def find_channels(paths: Iterable[str], format: str | None = None, disk: ReadDisk | None = None) -> list[Channel]:
     """Return every channel at and below these paths, by name; two that would have one name are refused."""
-    disk = disk or PosixDisk()
+    LISTING.forget()
+    disk = disk or LISTING
     channels: dict[str, Channel] = {}
     for path in paths:
         for found in find_logs(path, format=format, disk=disk):

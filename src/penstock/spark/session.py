@@ -24,7 +24,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-import penstock
+from penstock import errors
 from penstock.errors import OptionsError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def _launch_environment(folder: str) -> dict[str, str]:
     os.mkdir(home)
     for part in ("bin", "jars"):
         os.symlink(os.path.join(package, part), os.path.join(home, part))
-    own = os.path.dirname(os.path.dirname(penstock.__file__))
+    own = os.path.dirname(os.path.dirname(errors.__file__))
     environment = {
         "SPARK_HOME": home,
         "SPARK_LOCAL_IP": "127.0.0.1",
