@@ -11,10 +11,11 @@ from penstock.batch import Batch
 from penstock.disk import PosixDisk
 from penstock.errors import ExpiredError, ReplacedError
 from penstock.log.envelope import CONTENT, open_envelopes
+from penstock.log.face import LogReader
 from penstock.log.sidecar import identity_of
 from penstock.spark.columns import pieces, to_record_batch
 from penstock.spark.filters import Filters
-from penstock.spark.plan import Channel, Span
+from penstock.spark.plan import LISTING, Channel, Span
 
 __all__ = ["check_identity", "read_batches", "read_spans"]
 
@@ -46,7 +47,7 @@ def read_batches(span: Span, *, fail_on_data_loss: bool = True) -> Iterator[Batc
         at = span.start
         while at < span.end:
             try:
-                batch = log.read(at)
+                batch = _read(log, at)
             except ExpiredError as exc:
                 if fail_on_data_loss:
                     raise
@@ -60,6 +61,18 @@ def read_batches(span: Span, *, fail_on_data_loss: bool = True) -> Iterator[Batc
                 batch = batch[: int(batch.positions.searchsorted(span.end))]
             if len(batch):
                 yield open_envelopes(batch, log.path) if opened else batch
+
+
+def _read(log: LogReader, position: int) -> Batch:
+    """Read on; a file that retention takes between being listed and being opened counts as expired."""
+    try:
+        return log.read(position)
+    except FileNotFoundError:
+        LISTING.forget()
+        first = log.first_position
+        if position >= first:
+            raise
+        raise ExpiredError(log.path, position, first) from None
 
 
 def check_identity(channel: Channel) -> None:

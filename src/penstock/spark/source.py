@@ -84,6 +84,8 @@ class PenstockSource(DataSource):
 
         if overwrite:
             raise OptionsError("a log is appended to, never overwritten: use outputMode('append')")
+        if not {"appid", "checkpointlocation"} & {name.lower() for name in self.options}:
+            raise OptionsError("a stream into a log needs an appId, or its checkpointLocation given as an option")
         return LogStreamWriter(SinkOptions.of(self.options), schema)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import OptionsError, ReplacedError
+from penstock.errors import ExpiredError, OptionsError, ReplacedError
 from penstock.log.xchannel import Writer
 from penstock.spark.filters import Condition, Filters
 from penstock.spark.options import SourceOptions
@@ -116,3 +116,23 @@ def test_advance_stops_at_its_limits_and_always_moves(ticks: tuple[Channel, list
 
 def test_an_empty_plan_has_no_task() -> None:
     assert pack([], 100) == []
+
+
+def test_a_file_that_retention_takes_while_it_is_read_is_an_expired_position(tmp_path: Path) -> None:
+    with Writer.open(tmp_path / "ticks", region_bytes=4096, roll_bytes=8192) as writer:
+        writer.append_many([b"x" * 100] * 200)
+    channel = find_channels([str(tmp_path)])[0]
+    with channel.open() as log:
+        spans = plan_channel(log, channel, log.first_position, log.next_position, 1)
+    last = read(spans[-1:])
+    (tmp_path / "ticks").unlink()  # the names were listed a moment ago
+    with pytest.raises(ExpiredError):
+        read(spans)
+    left = [
+        position
+        for span in spans
+        for batch in read_batches(span, fail_on_data_loss=False)
+        for position in batch.positions.tolist()
+    ]
+    assert left[-len(last) :] == last
+    assert len(left) < 200

@@ -168,3 +168,5 @@ def test_a_stream_is_known_by_its_checkpoint_unless_it_has_a_name() -> None:
     assert one.app != SinkOptions.of({"path": "x", "checkpointLocation": "/c/2"}).app
     with pytest.raises(OptionsError, match="appId"):
         SinkOptions.of({"path": "x", "appId": "a/b"})
+    with pytest.raises(OptionsError, match="needs an appId"):
+        PenstockSource({"path": "x"}).streamWriter(SCHEMA, False)
