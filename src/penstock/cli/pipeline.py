@@ -159,6 +159,7 @@ def replay(
     log: Annotated[str, typer.Argument(metavar="LOG", help="The log to append to; created if it is not there.")],
     app: Annotated[str, typer.Option(help="Whose replay this is: repeated under one name it is done once.")],
     where: Annotated[str | None, typer.Option(help="Only rows for which this is true, in SQL.")] = None,
+    content: Annotated[str, typer.Option(help="What the records are: raw, or envelope/1 to keep keys.")] = "raw",
     cores: Cores = None,
     memory: Memory = "2g",
 ) -> None:
@@ -168,7 +169,7 @@ def replay(
 
     with _session(cores, memory) as spark:
         frame = load(spark, source)
-        run(frame if where is None else frame.where(where), log, app=app)
+        run(frame if where is None else frame.where(where), log, app=app, content=content)
     stderr.print(f"replayed into {log}", soft_wrap=True)
 
 

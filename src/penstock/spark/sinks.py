@@ -36,14 +36,28 @@ from pyspark.sql.types import StructType
 from penstock.disk import PosixDisk, save_atomically
 from penstock.errors import ConflictError, CorruptionError, LockedError, OptionsError, UnsupportedError
 from penstock.log.detect import FORMATS, detect, open_log, open_writer
+from penstock.log.envelope import CONTENT, HEAD
 from penstock.log.face import LogWriter
 from penstock.log.sidecar import CURSOR_NAME, Sidecar, sidecar_of
+from penstock.spark.columns import ENVELOPE
 from penstock.spark.options import local_path
+from penstock.types import Op
 
 __all__ = ["SinkOptions", "Staged", "Intent", "LogBatchWriter", "LogStreamWriter", "append_staged", "stage"]
 
 LOCK_SECONDS: Final = 30.0
 MAX_KIND: Final = 65_535
+RAW: Final = "raw"
+ENVELOPE_HEAD: Final = np.dtype(
+    [
+        ("version", "u1"),
+        ("op", "u1"),
+        ("flags", "<u2"),
+        ("event_time_ns", "<u8"),
+        ("key_bytes", "<u4"),
+        ("headers_bytes", "<u4"),
+    ]
+)
 STAGED: Final = pa.schema([("payload", pa.binary()), ("kind", pa.int32()), ("timestamp_ns", pa.int64())])
 
 
@@ -65,12 +79,17 @@ class SinkOptions:
     format: str = "xchannel"
     """``logFormat`` of a log that is created."""
 
+    content: str = RAW
+    """``content``: ``raw``, or ``envelope/1``, which keeps the columns key, op, event_time_ns, flags and headers."""
+
     batch: int | None = None
     """``batchId`` of a batch write: written once however often it is repeated.  A stream has its own."""
 
     def __post_init__(self) -> None:
         if not CURSOR_NAME.fullmatch(self.app):
             raise OptionsError(f"appId={self.app!r}: use 1 to 64 of letters, digits, dot, dash and underscore")
+        if self.content not in (RAW, CONTENT):
+            raise OptionsError(f"content={self.content!r}: must be {RAW} or {CONTENT}")
         if self.format not in FORMATS:
             raise OptionsError(f"logFormat={self.format!r}: must be one of {', '.join(FORMATS)}")
 
@@ -92,6 +111,7 @@ class SinkOptions:
             path=local_path(found["path"]),
             app=app,
             format=found.get("logformat", "xchannel"),
+            content=found.get("content", RAW),
             batch=None if batch is None else int(batch),
         )
 
@@ -117,7 +137,7 @@ class LogBatchWriter(DataSourceArrowWriter):
     """Appends the rows of a DataFrame to a log, all or, until it is repeated, some of them."""
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
-        check_schema(schema)
+        check_schema(schema, options.content)
         self.once = options.batch is None
         self.options = replace(options, app=f"once-{uuid.uuid4().hex}") if self.once else options
 
@@ -142,7 +162,7 @@ class LogStreamWriter(DataSourceStreamArrowWriter):
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         self.options = options
-        check_schema(schema)
+        check_schema(schema, options.content)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         """Stage the rows of one task."""
@@ -156,8 +176,11 @@ class LogStreamWriter(DataSourceStreamArrowWriter):
         """Leave what was staged: an intent may name it, and the next commit clears the rest."""
 
 
-def check_schema(schema: StructType) -> None:
-    """Refuse rows that cannot become records: there must be a ``payload`` of binary or string."""
+def check_schema(schema: StructType, content: str = RAW) -> None:
+    """Refuse rows that cannot become records: there must be a ``payload`` of binary or string.
+
+    ``channel`` and ``position`` say where a row came from and are not kept.
+    """
     types = {field.name: field.dataType.simpleString() for field in schema.fields}
     if types.get("payload") not in ("binary", "string"):
         raise OptionsError("rows for a log need a column payload of type binary or string")
@@ -167,7 +190,12 @@ def check_schema(schema: StructType) -> None:
         raise OptionsError(f"column timestamp_ns must be bigint, not {types['timestamp_ns']}")
     if types.get("timestamp", "timestamp") != "timestamp":
         raise OptionsError(f"column timestamp must be timestamp, not {types['timestamp']}")
-    unknown = types.keys() - {"payload", "kind", "timestamp", "timestamp_ns", "channel", "position", "key"}
+    known = {"payload", "kind", "timestamp", "timestamp_ns", "channel", "position", "key"}
+    if content == CONTENT:
+        known |= {column.name for column in ENVELOPE}
+        if "key" not in types:
+            raise OptionsError(f"rows for {CONTENT} need a column key")
+    unknown = types.keys() - known
     if unknown:
         raise OptionsError(f"a record has no column {', '.join(sorted(unknown))}: put it into the payload")
 
@@ -185,14 +213,14 @@ def stage(options: SinkOptions, batches: Iterator[pa.RecordBatch]) -> Staged:
     with open(os.path.join(folder, name), "wb") as sink:
         with pa.ipc.new_file(sink, STAGED) as writer:
             for batch in batches:
-                writer.write_batch(records_of(batch, now))
+                writer.write_batch(records_of(batch, now, options.content))
                 records += len(batch)
         sink.flush()
         os.fsync(sink.fileno())
     return Staged(name, records)
 
 
-def records_of(batch: pa.RecordBatch, now_ns: int) -> pa.RecordBatch:
+def records_of(batch: pa.RecordBatch, now_ns: int, content: str = RAW) -> pa.RecordBatch:
     """Return rows as records: payload, kind and time, with defaults where a column is missing or null.
 
     >>> batch = pa.RecordBatch.from_pydict({"payload": ["hi"]})
@@ -203,6 +231,10 @@ def records_of(batch: pa.RecordBatch, now_ns: int) -> pa.RecordBatch:
     payload = batch.column("payload").cast(pa.binary())
     if payload.null_count:
         raise OptionsError("a payload is null: filter such rows out before they are written to a log")
+    if content == CONTENT:
+        payload = enveloped(batch, payload)
+    elif "key" in names and batch.column("key").null_count < len(batch):
+        raise OptionsError(f"a raw record has no key: drop the column, or write with content={CONTENT}")
     kind = batch.column("kind").cast(pa.int32()) if "kind" in names else pa.repeat(pa.scalar(0, pa.int32()), len(batch))
     if "timestamp_ns" in names:
         when = batch.column("timestamp_ns").cast(pa.int64())
@@ -214,6 +246,32 @@ def records_of(batch: pa.RecordBatch, now_ns: int) -> pa.RecordBatch:
     if len(batch) and (pc.min(kind).as_py() < 0 or pc.max(kind).as_py() > MAX_KIND or pc.min(when).as_py() < 0):
         raise OptionsError(f"kind must be between 0 and {MAX_KIND}, and no time before 1970")
     return pa.RecordBatch.from_arrays([payload, kind, when], schema=STAGED)
+
+
+def enveloped(batch: pa.RecordBatch, payload: pa.Array) -> pa.Array:
+    """Return payloads in envelopes, with key, op, flags, time and headers from the columns of those names.
+
+    >>> from penstock.log.envelope import Envelope, encode_envelope
+    >>> batch = pa.RecordBatch.from_pydict({"key": ["k"]})
+    >>> enveloped(batch, pa.array([b"v"])).to_pylist() == [encode_envelope(Envelope(b"k", b"v"))]
+    True
+    """
+
+    def column(name: str, kind: pa.DataType, default: Any) -> pa.Array:
+        if name not in batch.schema.names:
+            return pa.repeat(pa.scalar(default, kind), len(batch))
+        return pc.fill_null(batch.column(name).cast(kind), pa.scalar(default, kind))
+
+    key, headers = column("key", pa.binary(), b""), column("headers", pa.binary(), b"")
+    head = np.zeros(len(batch), ENVELOPE_HEAD)
+    head["version"] = 1
+    for name in ("op", "flags", "event_time_ns"):
+        head[name] = column(name, pa.int64(), 0).to_numpy()
+    head["key_bytes"], head["headers_bytes"] = pc.binary_length(key).to_numpy(), pc.binary_length(headers).to_numpy()
+    if len(batch) and int(head["op"].max()) > max(Op):
+        raise OptionsError(f"op {int(head['op'].max())}: must be between 0 and {max(Op)}")
+    heads = pa.Array.from_buffers(pa.binary(HEAD.size), len(batch), [None, pa.py_buffer(head)]).cast(pa.binary())
+    return pc.binary_join_element_wise(heads, key, headers, payload, pa.scalar(b"", pa.binary()))
 
 
 # --- The driver
@@ -340,11 +398,19 @@ def _open(options: SinkOptions) -> Any:
     deadline = time.monotonic() + LOCK_SECONDS
     while True:
         try:
-            return open_writer(options.path, format=_format_of(options))
+            kind = _format_of(options)
+            writer = open_writer(options.path, format=kind, content=options.content)
+            break
         except LockedError:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.05)
+    with open_log(options.path, format=kind) as log:
+        found = getattr(log, "content", RAW)
+    if found != options.content:
+        writer.close()
+        raise OptionsError(f"{options.path}: its content is {found}, not {options.content}")
+    return writer
 
 
 def _format_of(options: SinkOptions) -> str:

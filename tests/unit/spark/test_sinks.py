@@ -16,6 +16,7 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, Str
 from penstock.disk import PosixDisk
 from penstock.errors import ConflictError, LockedError, OptionsError, UnsupportedError
 from penstock.log.detect import open_log
+from penstock.log.envelope import CONTENT, decode_envelope, open_envelopes
 from penstock.log.sidecar import sidecar_of
 from penstock.log.xchannel import Writer
 from penstock.spark import sinks
@@ -170,3 +171,58 @@ def test_a_stream_is_known_by_its_checkpoint_unless_it_has_a_name() -> None:
         SinkOptions.of({"path": "x", "appId": "a/b"})
     with pytest.raises(OptionsError, match="needs an appId"):
         PenstockSource({"path": "x"}).streamWriter(SCHEMA, False)
+
+
+@pytest.mark.parametrize(("kind", "timestamp_ns"), [(6, 2), (2, 5_000_000)])
+def test_a_record_of_another_writer_is_not_taken_for_an_own_one(
+    tmp_path: Path, options: SinkOptions, monkeypatch: pytest.MonkeyPatch, kind: int, timestamp_ns: int
+) -> None:
+    def append_two(_: SinkOptions, writer: Any, intent: Any, present: int) -> int:
+        writer.append_many([b"0", b"1"], kind=[0, 1], timestamp_ns=[0, 1])
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sinks, "_append", append_two)
+        with pytest.raises(Killed):
+            append_staged(options, 0, [stage(options, batches(0, 4))])
+    with Writer.open(options.path) as other:  # the payload is that of the next staged record
+        other.append(b"2", kind=kind, timestamp_ns=timestamp_ns)
+    assert append_staged(options, 0, [stage(options, batches(0, 4))]) == 2
+    assert payloads(tmp_path / "out") == [b"0", b"1", b"2", b"2", b"3"]
+
+
+def test_envelopes_go_through_the_sink_and_come_back_as_they_were(tmp_path: Path) -> None:
+    rows = [
+        {"key": b"devices/7", "op": 0, "event_time_ns": 5, "flags": 3, "headers": b"", "payload": b"on"},
+        {"key": b"devices/8", "op": 1, "event_time_ns": 0, "flags": 0, "headers": b"\1\0a\2\0\0\0hi", "payload": b""},
+        {"key": None, "op": None, "event_time_ns": None, "flags": None, "headers": None, "payload": b"x"},
+    ]
+    types = [pa.binary(), pa.int32(), pa.int64(), pa.int32(), pa.binary(), pa.binary()]
+    schema = pa.schema(list(zip(rows[0], types, strict=True)))
+    batch = pa.RecordBatch.from_pylist(rows, schema)
+    options = SinkOptions(path=str(tmp_path / "out"), app="test", content=CONTENT)
+    append_staged(options, 0, [stage(options, iter([batch]))])
+    with open_log(options.path) as log:
+        opened = open_envelopes(log.read(log.first_position))
+    assert [bytes(record.extra["key"]) for record in opened] == [b"devices/7", b"devices/8", b""]  # type: ignore[index]
+    assert opened.to_payloads() == [b"on", b"", b"x"]
+    assert [opened.extra[name].tolist() for name in ("op", "flags", "event_time_ns")] == [
+        [0, 1, 0],
+        [3, 0, 0],
+        [5, 0, 0],
+    ]  # type: ignore[union-attr]
+    assert decode_envelope(log_record(options.path, 1)).headers == {"a": b"hi"}
+    with pytest.raises(OptionsError, match="its content is envelope/1, not raw"):
+        append_staged(SinkOptions(path=options.path, app="other"), 0, [])
+
+
+def test_a_key_is_never_dropped_in_silence() -> None:
+    batch = pa.RecordBatch.from_pydict({"payload": [b"a", b"b"], "key": pa.array([None, b"k"], pa.binary())})
+    with pytest.raises(OptionsError, match="a raw record has no key"):
+        records_of(batch, 0)
+    assert len(records_of(batch[:1], 0)) == 1
+
+
+def log_record(path: str, index: int) -> bytes:
+    with open_log(path) as log:
+        return log.read(log.first_position).to_payloads()[index]
