@@ -15,7 +15,7 @@ from penstock.spark import lake, session
 
 def main(folder: str, records: int) -> None:
     spark = session("crash", master="local[2]", memory="1g", java_options="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-    options: dict[str, Any] = {"maxRecordsPerTrigger": records // 16}
+    options: dict[str, Any] = {"maxRecordsPerTrigger": records // 8}
     queries = [
         lake.ingest(
             spark,

@@ -32,7 +32,7 @@ def start(folder: Path) -> subprocess.Popen[bytes]:
         )
 
 
-def wait_for(path: Path, driver: subprocess.Popen[bytes], seconds: float = 150) -> None:
+def wait_for(path: Path, driver: subprocess.Popen[bytes], seconds: float = 600) -> None:
     deadline = time.monotonic() + seconds
     while not path.exists():
         if driver.poll() is not None or time.monotonic() > deadline:

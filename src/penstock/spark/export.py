@@ -73,6 +73,7 @@ class Exporter(msgspec.Struct, frozen=True):
                         spans,
                         schema,
                         batch_bytes=options.batch_bytes,
+                        filters=options.filters,
                         fail_on_data_loss=options.fail_on_data_loss,
                     ):
                         held.append(batch)

@@ -11,6 +11,7 @@ import msgspec
 
 from penstock.errors import OptionsError
 from penstock.log.detect import FORMATS
+from penstock.spark.filters import TOP, Filters
 
 __all__ = ["SourceOptions"]
 
@@ -32,6 +33,10 @@ class SourceOptions:
 
     format: str | None = None
     """``logFormat``: only logs of this format; all formats are found unless it is given."""
+
+    filters: Filters = field(default_factory=Filters)
+    """``channels`` and ``kinds``, with commas, and in batch ``fromPosition`` and ``toPosition`` (exclusive): what is read of
+    what is there.  A range of positions reads only the regions it lies in."""
 
     start: str | dict[str, int] = "earliest"
     """``start`` of a stream without a checkpoint: ``earliest``, ``latest``, or JSON of channel name → position.
@@ -94,7 +99,7 @@ class SourceOptions:
         ):
             if option.lower() in found:
                 chosen[name] = _converted(convert, option, found[option.lower()])
-        return cls(**chosen)
+        return cls(**chosen, filters=_filters(found))
 
 
 def local_path(path: str) -> str:
@@ -108,6 +113,16 @@ def local_path(path: str) -> str:
     elif "://" in path:
         raise OptionsError(f"{path}: only local paths are read")
     return path.rstrip("/") or "/"
+
+
+def _filters(found: Mapping[str, str]) -> Filters:
+    def words(option: str) -> list[str]:
+        return [word.strip() for word in found.get(option.lower(), "").split(",") if word.strip()]
+
+    low = _converted(int, "fromPosition", found.get("fromposition", "0"))
+    high = _converted(int, "toPosition", found["toposition"]) - 1 if "toposition" in found else TOP
+    kinds = [_converted(int, "kinds", word) for word in words("kinds")]
+    return Filters(channels=tuple(words("channels")), kinds=tuple(kinds), low=low, high=high)
 
 
 def _converted(convert: Callable[[str], Any], option: str, text: str) -> Any:

@@ -114,7 +114,7 @@ def plan_channel(
     """
     if start >= end:
         return []
-    low, high = (0, TOP) if filters is None else filters.bounds
+    low, high = (0, TOP) if filters is None else (filters.low, filters.high)
     if not isinstance(log, Cuttable):
         spans = [Span(channel, start, end, int(log.stat().get("bytes", span_bytes)))]
     else:

@@ -59,7 +59,6 @@ CONFIG: Final = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
     "spark.sql.session.timeZone": "UTC",
-    "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.parquet.compression.codec": "zstd",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
@@ -149,15 +148,14 @@ def start(
 
 
 def register(spark: SparkSession) -> None:
-    """Teach a session the format ``penstock``, with filters pushed down where the session allows that.
+    """Teach a session the format ``penstock``; where penstock is installed, Spark finds it by its name as well.
 
     >>> register.__name__
     'register'
     """
-    from penstock.spark.source import ExportSource, PenstockSource, PushdownSource
+    from penstock.spark.source import ExportSource, PenstockSource
 
-    allowed = spark.conf.get("spark.sql.python.filterPushdown.enabled", "false") == "true"
-    spark.dataSource.register(PushdownSource if allowed else PenstockSource)
+    spark.dataSource.register(PenstockSource)
     spark.dataSource.register(ExportSource)
 
 

@@ -15,7 +15,6 @@ from pyspark.sql.datasource import (
     DataSourceStreamReader,
     DataSourceStreamWriter,
     DataSourceWriter,
-    Filter,
     InputPartition,
 )
 from pyspark.sql.types import StructType
@@ -23,12 +22,11 @@ from pyspark.sql.types import StructType
 from penstock.errors import OptionsError
 from penstock.spark.columns import BASE, Column, arrow_schema, check_columns, columns_of_batch
 from penstock.spark.export import MANIFEST, Exporter
-from penstock.spark.filters import Filters, split_filters
 from penstock.spark.options import SourceOptions
 from penstock.spark.plan import Channel, Span, find_channels, pack, plan_channel, share
 from penstock.spark.reading import read_spans
 
-__all__ = ["PenstockSource", "PushdownSource", "ExportSource", "LogPartition", "plan_tasks"]
+__all__ = ["PenstockSource", "ExportSource", "LogPartition", "plan_tasks"]
 
 
 class LogPartition(InputPartition):
@@ -89,14 +87,6 @@ class PenstockSource(DataSource):
         return LogStreamWriter(SinkOptions.of(self.options), schema)
 
 
-class PushdownSource(PenstockSource):
-    """The same for sessions that let filters be pushed down; elsewhere Spark refuses a reader that offers to."""
-
-    def reader(self, schema: StructType) -> DataSourceReader:
-        """Return a batch reader that takes filters."""
-        return FilteringReader(SourceOptions.of(self.options), wanted_columns(schema))
-
-
 class ExportSource(DataSource):
     """The format ``penstock-export``: each task writes a Parquet file and its row says where; see lake.py.
 
@@ -140,40 +130,28 @@ class LogSourceReader(DataSourceReader):
 
     def __init__(self, options: SourceOptions, columns: Sequence[Column], exporter: Exporter | None = None) -> None:
         self.options, self.columns, self.exporter = options, tuple(columns), exporter
-        self.filters = Filters()
 
     def partitions(self) -> Sequence[InputPartition]:
         """Plan spans over everything that is visible now."""
         bounds = []
         for channel in find_channels(self.options.paths, self.options.format):
-            if self.filters.channel_passes(channel.name):
+            if self.options.filters.channel_passes(channel.name):
                 with channel.open() as log:
                     bounds.append((channel, log.first_position, log.next_position))
-        return [LogPartition(task) for task in plan_tasks(bounds, self.options, self.filters)]
+        return [LogPartition(task) for task in plan_tasks(bounds, self.options)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the records of one task."""
-        return read_partition(partition, self.options, self.columns, self.filters, self.exporter)
+        return read_partition(partition, self.options, self.columns, self.exporter)
 
 
-class FilteringReader(LogSourceReader):
-    """A reader that takes filters on position, channel and kind."""
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
-        """Keep what a log can answer and return the rest."""
-        self.filters, rest = split_filters(filters)
-        return rest
-
-
-def plan_tasks(
-    bounds: Iterable[tuple[Channel, int, int]], options: SourceOptions, filters: Filters | None = None
-) -> list[tuple[Span, ...]]:
+def plan_tasks(bounds: Iterable[tuple[Channel, int, int]], options: SourceOptions) -> list[tuple[Span, ...]]:
     """Cut each channel between its bounds and share the spans out to tasks."""
     opened = [(channel, start, end) for channel, start, end in bounds if start < end]
     spans: list[Span] = []
     for channel, start, end in opened:
         with channel.open() as log:
-            spans += plan_channel(log, channel, start, end, options.partition_bytes, filters)
+            spans += plan_channel(log, channel, start, end, options.partition_bytes, options.filters)
     target = share(sum(span.bytes for span in spans), options.partition_bytes, options.partitions)
     finer: list[Span] = []
     for span in spans:
@@ -181,7 +159,7 @@ def plan_tasks(
             finer.append(span)
             continue
         with span.channel.open() as log:
-            finer += plan_channel(log, span.channel, span.start, span.end, target, filters)
+            finer += plan_channel(log, span.channel, span.start, span.end, target, options.filters)
     return pack(finer, target)
 
 
@@ -189,7 +167,6 @@ def read_partition(
     partition: InputPartition,
     options: SourceOptions,
     columns: Sequence[Column],
-    filters: Filters | None,
     exporter: Exporter | None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the records of a task, or export them and yield where they are."""
@@ -203,7 +180,7 @@ def read_partition(
         partition.spans,
         arrow_schema(columns),
         batch_bytes=options.batch_bytes,
-        filters=filters,
+        filters=options.filters,
         fail_on_data_loss=options.fail_on_data_loss,
     )
 

@@ -31,6 +31,7 @@ from penstock.errors import ExpiredError, OptionsError, ReplacedError
 from penstock.log.sidecar import sidecar_of
 from penstock.spark.columns import Column
 from penstock.spark.export import Exporter
+from penstock.spark.filters import TOP
 from penstock.spark.options import SourceOptions
 from penstock.spark.plan import Channel, advance, find_channels
 from penstock.spark.source import LogPartition, plan_tasks, read_partition
@@ -48,6 +49,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: SourceOptions, columns: Sequence[Column], exporter: Exporter | None = None) -> None:
         self.options, self.columns, self.exporter = options, tuple(columns), exporter
+        if options.filters.low > 0 or options.filters.high < TOP:
+            raise OptionsError("fromPosition and toPosition are for batches: a stream has start")
         self._ceiling: dict[str, int] | None = None
 
     # --- What Spark asks on the driver
@@ -148,7 +151,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the records of one task."""
-        return read_partition(partition, self.options, self.columns, None, self.exporter)
+        return read_partition(partition, self.options, self.columns, self.exporter)
 
     def commit(self, end: Offset) -> None:
         """Move the named cursor: Spark has made everything up to ``end`` durable."""
@@ -167,7 +170,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- How
 
     def _channels(self) -> list[Channel]:
-        return find_channels(self.options.paths, self.options.format)
+        channels = find_channels(self.options.paths, self.options.format)
+        return [channel for channel in channels if self.options.filters.channel_passes(channel.name)]
 
     def _limits(self, limit: ReadLimit) -> tuple[int | None, int | None]:
         if isinstance(limit, ReadAllAvailable):

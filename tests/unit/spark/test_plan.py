@@ -8,7 +8,7 @@ import pytest
 
 from penstock.errors import ExpiredError, OptionsError, ReplacedError
 from penstock.log.xchannel import Writer
-from penstock.spark.filters import Condition, Filters
+from penstock.spark.filters import Filters
 from penstock.spark.options import SourceOptions
 from penstock.spark.plan import Channel, advance, find_channels, pack, plan_channel
 from penstock.spark.reading import read_batches
@@ -37,7 +37,7 @@ def test_spans_hold_every_record_once(ticks: tuple[Channel, list[int]], span_byt
 def test_a_position_filter_reads_little(ticks: tuple[Channel, list[int]]) -> None:
     channel, positions = ticks
     wanted = positions[450:455]
-    filters = Filters((Condition("position", "ge", wanted[0]), Condition("position", "le", wanted[-1])))
+    filters = Filters(low=wanted[0], high=wanted[-1])
     with channel.open() as log:
         spans = plan_channel(log, channel, log.first_position, log.next_position, 1 << 30, filters)
     assert set(wanted) <= set(read(spans))
@@ -48,7 +48,7 @@ def test_filters_at_both_ends_of_the_log_leave_nothing_out(ticks: tuple[Channel,
     channel, positions = ticks
     for low in (0, positions[0], positions[1], positions[-1], positions[-1] + 1):
         for high in (positions[0], positions[-2], positions[-1], 1 << 62):
-            filters = Filters((Condition("position", "ge", low), Condition("position", "le", high)))
+            filters = Filters(low=low, high=high)
             with channel.open() as log:
                 spans = plan_channel(log, channel, log.first_position, log.next_position, 9000, filters)
             found = [
