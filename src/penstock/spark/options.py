@@ -35,8 +35,8 @@ class SourceOptions:
     """``logFormat``: only logs of this format; all formats are found unless it is given."""
 
     filters: Filters = field(default_factory=Filters)
-    """``channels`` and ``kinds``, with commas, and in batch ``fromPosition`` and ``toPosition`` (exclusive): what is read of
-    what is there.  A range of positions reads only the regions it lies in."""
+    """``channels`` and ``kinds``, with commas, and in batch ``fromPosition`` and ``toPosition`` (exclusive): what is
+    read of what is there.  A range of positions reads only the regions it lies in."""
 
     start: str | dict[str, int] = "earliest"
     """``start`` of a stream without a checkpoint: ``earliest``, ``latest``, or JSON of channel name → position.

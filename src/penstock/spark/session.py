@@ -201,8 +201,9 @@ def _launch_environment(folder: str) -> dict[str, str]:
         "SPARK_HOME": home,
         "SPARK_LOCAL_IP": "127.0.0.1",
         "PYSPARK_PYTHON": sys.executable,
-        "PYTHONPATH": os.pathsep.join(filter(None, [own, os.environ.get("PYTHONPATH", "")])),
     }
+    if os.path.basename(own) not in ("site-packages", "dist-packages"):  # run from its sources
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [own, os.environ.get("PYTHONPATH", "")]))
     if needs_shim:
         environment["JAVA_HOME"] = write_shim(os.path.join(folder, "java"), java)
     return environment
