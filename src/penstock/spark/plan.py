@@ -5,14 +5,17 @@ The same bounds always give the same spans, so that a batch that Spark replays a
 
 from __future__ import annotations
 
+import bisect
 import math
+import os
 import time
 from collections.abc import Iterable, Sequence
 from typing import Final
 
 import msgspec
 
-from penstock.disk import PosixDisk, ReadDisk
+from penstock.disk import PosixDisk, ReadDisk, Stat
+from penstock.disk.posix import PosixFile, folder_of
 from penstock.errors import OptionsError
 from penstock.log.detect import open_log
 from penstock.log.face import Cuttable, LogReader
@@ -53,9 +56,31 @@ class ListingDisk(PosixDisk):
             self._listed[folder] = now, names
         return names
 
+    def stat(self, path: str) -> Stat | None:
+        """Return what is known of a name; one that was listed and is gone makes the listing old."""
+        found = super().stat(path)
+        if found is None:
+            self._gone(path)
+        return found
+
+    def open(self, path: str) -> PosixFile:
+        """Open a file for reading; one that was listed and is gone makes the listing old."""
+        try:
+            return super().open(path)
+        except FileNotFoundError:
+            self._gone(path)
+            raise
+
     def forget(self) -> None:
         """Look again from here on."""
         self._listed.clear()
+
+    def _gone(self, path: str) -> None:
+        folder, name = folder_of(path), os.path.basename(path)
+        _, names = self._listed.get(folder, (0.0, []))
+        at = bisect.bisect_left(names, name)
+        if at < len(names) and names[at] == name:
+            self._listed.pop(folder, None)
 
 
 LISTING: Final = ListingDisk()

@@ -10,7 +10,7 @@ from penstock.errors import ExpiredError, OptionsError, ReplacedError
 from penstock.log.xchannel import Writer
 from penstock.spark.filters import Filters
 from penstock.spark.options import SourceOptions
-from penstock.spark.plan import Channel, advance, find_channels, pack, plan_channel
+from penstock.spark.plan import Channel, ListingDisk, advance, find_channels, pack, plan_channel
 from penstock.spark.reading import read_batches
 from penstock.spark.source import plan_tasks
 
@@ -136,3 +136,19 @@ def test_a_file_that_retention_takes_while_it_is_read_is_an_expired_position(tmp
     ]
     assert left[-len(last) :] == last
     assert len(left) < 200
+
+
+def test_a_listing_is_remembered_until_a_listed_file_is_gone(tmp_path: Path) -> None:
+    disk = ListingDisk()
+    for name in ("a", "b"):
+        (tmp_path / name).touch()
+    assert disk.list(str(tmp_path)) == ["a", "b"]
+    (tmp_path / "a").unlink()
+    (tmp_path / "c").touch()
+    assert disk.stat(str(tmp_path / "nothing that was listed")) is None
+    assert disk.stat(str(tmp_path / "a")) is None
+    assert disk.list(str(tmp_path)) == ["b", "c"]
+    (tmp_path / "b").unlink()
+    with pytest.raises(FileNotFoundError):
+        disk.open(str(tmp_path / "b"))
+    assert disk.list(str(tmp_path)) == ["c"]
