@@ -124,11 +124,15 @@ def test_compact_leaves_the_same_rows_in_fewer_files(spark: Any, tmp_path: Path)
     for batch in range(4):
         lake.append(spark.range(batch * 10, batch * 10 + 10, 1, 1), table, app="test", batch=batch)
     (tmp_path / "numbers" / "part-left-behind.parquet").touch()
+    offset = tmp_path / "numbers" / "_checkpoint" / "offsets" / "0"
+    offset.parent.mkdir(parents=True)
+    offset.touch()
     done = json.loads(penstock("compact", table, "--json", "--vacuum-hours", "0").stdout)
     assert (done["files_before"], done["files_after"]) == (4, 1)
     assert done["removed"] >= 4
     assert sorted(row["id"] for row in lake.read(spark, table).collect()) == list(range(40))
     assert not (tmp_path / "numbers" / "part-left-behind.parquet").exists()
+    assert offset.exists()  # the checkpoint of a query lies beside its table
 
 
 def test_a_whole_export_is_one_batch(spark: Any, channels: Path, tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ def compact(table: str, *, target_bytes: int = 256 << 20, vacuum_hours: int | No
     """Rewrite small files as files of about ``target_bytes``.
 
     With ``vacuum_hours``, files that no version of the last hours needs are removed; that includes files left by
-    tasks whose batch never was committed.
+    tasks whose batch never was committed.  Give more hours than any batch takes: files of a batch that is being written
+    look the same.
     """
     found = open_table(table)
     if found is None:
@@ -23,7 +24,7 @@ def compact(table: str, *, target_bytes: int = 256 << 20, vacuum_hours: int | No
     found.optimize.compact(target_size=target_bytes)
     removed = []
     if vacuum_hours is not None:
-        removed = found.vacuum(vacuum_hours, dry_run=False, enforce_retention_duration=False)
+        removed = found.vacuum(vacuum_hours, dry_run=False, enforce_retention_duration=False, full=True)
     return {
         "files_before": before,
         "files_after": len(found.file_uris()),
