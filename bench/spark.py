@@ -86,7 +86,7 @@ def prepare(folder: str, size: int, megabytes: int) -> dict[str, Any]:
     count = megabytes * 1_000_000 // (size + 16)
     texts = payloads(size, count)
     channel = f"{folder}/channel"
-    with Writer.open(channel, region_bytes=4 << 20, roll_bytes=256 << 20) as writer:
+    with Writer.open(channel, region_bytes=4 << 20, roll_bytes=64 << 20) as writer:  # binaryFile holds files whole
         writer.append_many(texts, kind=1)
     with open_log(channel) as log:
         size_on_disk = log.stat()["bytes"]
