@@ -1,8 +1,9 @@
 """Which format a path holds, and the reader for it.
 
 A format is one entry of FORMATS.  Its module has ``recognise(disk, path)``, which looks at names and headers
-only, and ``open_reader(disk, path)``.  Modules are imported when first asked, so that a format's dependencies
-are needed only by those who use it.
+only, and ``open_reader(disk, path)``; where a log can be written with default options also ``open_writer(disk, path,
+content)``, and where logs are files ``logs_in(disk, folder)``, their names in a folder.  Modules are imported when
+first asked, so that a format's dependencies are needed only by those who use it.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from __future__ import annotations
 import importlib
 from typing import Final, Protocol, cast
 
-from penstock.disk import PosixDisk, ReadDisk
-from penstock.errors import OptionsError
-from penstock.log.face import LogReader
+from penstock.disk import Disk, PosixDisk, ReadDisk
+from penstock.errors import OptionsError, UnsupportedError
+from penstock.log.face import LogReader, LogWriter
 
-__all__ = ["FORMATS", "detect", "open_log"]
+__all__ = ["FORMATS", "detect", "open_log", "open_writer"]
 
 FORMATS: Final = {
     "xchannel": "penstock.log.xchannel.log",
@@ -67,6 +68,24 @@ def open_log(path: str, *, format: str | None = None, disk: ReadDisk | None = No
     if name not in FORMATS:
         raise OptionsError(f"format {name!r}: must be one of {', '.join(FORMATS)}")
     return _format(name).open_reader(disk, path)
+
+
+def open_writer(path: str, *, format: str = "xchannel", content: str = "raw", disk: Disk | None = None) -> LogWriter:
+    """Open a log for writing with the format's default options, created if it is not there.
+
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> writer = open_writer(folder.name + "/ticks")
+    >>> writer.append(b"hello"); writer.close()
+    80
+    >>> folder.cleanup()
+    """
+    if format not in FORMATS:
+        raise OptionsError(f"format {format!r}: must be one of {', '.join(FORMATS)}")
+    opener = getattr(_format(format), "open_writer", None)
+    if opener is None:
+        raise UnsupportedError(f"{path}: a log of format {format} cannot be written from here")
+    return cast("LogWriter", opener(disk or PosixDisk(), path, content))
 
 
 def _format(name: str) -> Format:

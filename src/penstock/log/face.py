@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from penstock.batch import Batch
 from penstock.log.options import DEFAULT_LIMIT
 from penstock.types import Problem
 
-__all__ = ["LogReader", "LogWriter"]
+__all__ = ["LogReader", "LogWriter", "Cuttable"]
 
 
 class LogReader(Protocol):
@@ -94,3 +94,15 @@ class LogWriter(Protocol):
 
     def close(self) -> None:
         """Let go of the log and of its lock."""
+
+
+@runtime_checkable
+class Cuttable(Protocol):
+    """A LogReader that can be cut into spans without reading it, for those who read it in parallel."""
+
+    def cut(self, start: int, end: int, span_bytes: int) -> list[tuple[int, int]]:
+        """Return spans of about ``span_bytes``: where each begins, and how many bytes of the log it takes.
+
+        The first begins at ``start``, all below ``end``, ascending.  Reading can begin at each of them.  The same
+        arguments give the same answer, however much the log has grown behind ``end``.
+        """

@@ -40,7 +40,7 @@ from penstock.disk import Disk, File, Lock, ReadDisk, save_atomically
 from penstock.disk.posix import folder_of
 from penstock.errors import CorruptionError, LockedError, OptionsError
 
-__all__ = ["Sidecar", "Identity", "Register"]
+__all__ = ["Sidecar", "Identity", "Register", "sidecar_of", "identity_of"]
 
 MAGIC: Final = b"PNSTKRG1"
 SLOT: Final = struct.Struct("<8sQQ16s20xI")
@@ -270,3 +270,35 @@ class Sidecar:
     def _owned(self) -> Disk:
         """The disk, as its writer has it."""
         return self._disk  # type: ignore[return-value]
+
+
+def sidecar_of(disk: ReadDisk, path: str) -> Sidecar:
+    """Return the sidecars of the log at ``path``: inside it where that is a folder, beside it where it is a file.
+
+    >>> from penstock.disk import MemoryDisk
+    >>> sidecar_of(MemoryDisk(), "data/ticks").prefix
+    'data/ticks.penstock-'
+    """
+    found = disk.stat(path)
+    return Sidecar(disk, f"{path}/penstock-" if found is not None and found.is_folder else f"{path}.penstock-")
+
+
+def identity_of(disk: ReadDisk, path: str) -> str:
+    """Return what tells a log from another one that has its name later; empty where nothing can.
+
+    It is the random id of the sidecar.  A foreign log that is a folder goes by the folder's identity; a foreign
+    channel has none, because retention takes its first file away.
+
+    >>> from penstock.disk import MemoryDisk
+    >>> disk = MemoryDisk()
+    >>> created = sidecar_of(disk, "ticks").create_identity()
+    >>> identity_of(disk, "ticks") == created.log_id, identity_of(disk, "other")
+    (True, '')
+    """
+    identity = sidecar_of(disk, path).identity()
+    if identity is not None:
+        return identity.log_id
+    found = disk.stat(path)
+    if found is None or not found.is_folder:
+        return ""
+    return f"folder-{found.identity[0]:x}-{found.identity[1]:x}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
 import os
 from typing import Final
@@ -65,7 +67,9 @@ def _look(disk: ReadDisk, base: str, name: str) -> tuple[list[int], bool]:
     except FileNotFoundError:
         raise OptionsError(f"{base}: the folder does not exist") from None
     found, vanished = [], False
-    for entry in names:
+    for entry in itertools.islice(names, bisect.bisect_left(names, name), None):  # a folder may hold thousands
+        if not entry.startswith(name):
+            break
         sequence = file_sequence(name, entry)
         if sequence is None:
             continue

@@ -10,7 +10,7 @@ from typing import Any, Final, Self
 
 from penstock import kernel
 from penstock.batch import Batch
-from penstock.disk import Handle, PosixDisk, ReadDisk
+from penstock.disk import Disk, Handle, PosixDisk, ReadDisk
 from penstock.errors import CorruptionError, ExpiredError, OptionsError, PenstockError
 from penstock.kernel import Cursor
 from penstock.log.options import DEFAULT_LIMIT
@@ -23,11 +23,13 @@ from penstock.log.xchannel.format import (
     Stop,
     file_path,
     position_of,
+    split_position,
 )
 from penstock.log.xchannel.reader import Reader
+from penstock.log.xchannel.writer import Writer
 from penstock.types import Problem
 
-__all__ = ["XChannelLog", "open_reader", "recognise"]
+__all__ = ["XChannelLog", "logs_in", "open_reader", "open_writer", "recognise"]
 
 PGSS: Final = b"PGSS"
 
@@ -104,6 +106,31 @@ class XChannelLog(Handle):
         start = "live" if position is None else position
         with Reader.open(self.path, start, disk=self._disk) as reader:  # type: ignore[arg-type]
             yield from reader.batches(limit, timeout)
+
+    def cut(self, start: int, end: int, span_bytes: int) -> list[tuple[int, int]]:
+        """Return spans of about ``span_bytes``, which begin at ``start`` and at regions: those begin with a record."""
+        (first, low), (last, high) = split_position(start), split_position(end)
+        begin, held, region = start, 0, 0
+        spans: list[tuple[int, int]] = []
+        for sequence in (number for number in self._sequences() if first <= number <= last):
+            if not region:
+                file = ChannelFile.open(self._disk, self.path, sequence)
+                region = file.region_bytes
+                file.close()
+            found = self._disk.stat(file_path(self.path, sequence))
+            at = low if sequence == first else FIRST_SLOT
+            bound = high if sequence == last else 0 if found is None else found.size
+            if held >= span_bytes and at < bound:
+                spans.append((begin, held))
+                begin, held = position_of(sequence, at), 0
+            while at < bound:
+                following = -(-(at + max(span_bytes - held, 1)) // region) * region
+                if following >= bound:
+                    held += bound - at
+                    break
+                spans.append((begin, held + following - at))
+                begin, at, held = position_of(sequence, following), following, 0
+        return [*spans, (begin, held)] if begin < end else spans
 
     def verify(self) -> Iterator[Problem]:
         """Yield every problem: damage, file by file and region by region, then what the headers get wrong."""
@@ -275,3 +302,28 @@ def recognise(disk: ReadDisk, path: str) -> bool:
 def open_reader(disk: ReadDisk, path: str) -> XChannelLog:
     """Open a channel with the common face."""
     return XChannelLog(path, disk)
+
+
+def open_writer(disk: Disk, path: str, content: str = "raw") -> Writer:
+    """Open a channel for writing with default options, created if it is not there."""
+    return Writer.open(path, content=content, disk=disk)
+
+
+def logs_in(disk: ReadDisk, folder: str) -> list[str]:
+    """Return the names of the channels in a folder; a file counts if it begins with a channel header.
+
+    ``ticks.7`` belongs to ``ticks`` when its header says that it is number 7, also after ``ticks`` itself expired.
+    """
+    found = set()
+    for name in disk.list(folder):
+        path = os.path.join(folder, name)
+        stat = disk.stat(path)
+        if ".penstock-" in name or stat is None or stat.is_folder or stat.size < FIRST_SLOT:
+            continue
+        try:
+            with disk.open(path) as file:
+                sequence = ChannelHeader.decode(path, file.read_at(0, FIRST_SLOT)).sequence
+        except PenstockError:
+            continue
+        found.add(name.removesuffix(f".{sequence}") if sequence else name)
+    return sorted(found)

@@ -1,0 +1,220 @@
+"""How fast does Spark read channels, and how fast do they reach the lake, against what Spark reads natively?
+
+The same records lie in a channel, in Parquet (zstd and uncompressed) and in lines of text.  Each path computes the same
+aggregate over payload and position, or writes the same table.  A source that yields rows one at a time shows why none
+here does.  Best of a few turns, page cache warm, first on one core and then on two.
+
+    python bench/spark.py [--quick] [--write] [--json] [--folder DIR] [--megabytes N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql.datasource import DataSource, DataSourceReader
+
+import _table
+from penstock.log.detect import open_log
+from penstock.log.xchannel import Writer
+from penstock.spark import lake, session
+from penstock.spark.columns import BASE, arrow_schema, to_record_batch
+from penstock.spark.source import PenstockSource
+
+LETTERS = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_", np.uint8)
+AGGREGATE = ("count(*)", "sum(length(payload))", "max(position)")
+
+
+class RowSource(DataSource):
+    """The same spans, but one Python tuple a record."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "rows"
+
+    def schema(self) -> str:
+        return "position long, payload binary"
+
+    def reader(self, schema: Any) -> Any:
+        return RowReader(dict(self.options))
+
+
+class RowReader(DataSourceReader):
+    def __init__(self, options: dict[str, str]) -> None:
+        self.inner = PenstockSource(options).reader(_struct())
+
+    def partitions(self) -> Any:
+        return self.inner.partitions()
+
+    def read(self, partition: Any) -> Iterator[tuple[int, bytes]]:
+        for span in partition.spans:
+            with open_log(span.channel.path) as log:
+                at = span.start
+                while at < span.end:
+                    batch = log.read(at)
+                    for record in batch:
+                        if record.position < span.end:
+                            yield record.position, bytes(record.payload)
+                    at = batch.next_position
+
+
+def _struct() -> Any:
+    from pyspark.sql.types import BinaryType, LongType, StructType
+
+    return StructType().add("position", LongType()).add("payload", BinaryType())
+
+
+def payloads(size: int, count: int) -> list[bytes]:
+    """Return a few thousand texts of that size, repeated: fast to make, and zstd finds little in them."""
+    kinds = min(count, 20_000)
+    data = LETTERS[np.random.default_rng(1).integers(0, 64, kinds * size)].tobytes()
+    texts = [data[at : at + size] for at in range(0, kinds * size, size)]
+    return (texts * (count // kinds + 1))[:count]
+
+
+def prepare(folder: str, size: int, megabytes: int) -> dict[str, Any]:
+    """Write the records in every form."""
+    count = megabytes * 1_000_000 // (size + 16)
+    texts = payloads(size, count)
+    channel = f"{folder}/channel"
+    with Writer.open(channel, region_bytes=4 << 20, roll_bytes=64 << 20) as writer:  # binaryFile holds files whole
+        writer.append_many(texts, kind=1)
+    with open_log(channel) as log:
+        size_on_disk = log.stat()["bytes"]
+        schema = arrow_schema(BASE)
+        for name in ("zstd", "none"):
+            os.mkdir(f"{folder}/{name}")
+            at, part = log.first_position, 0
+            while True:
+                batches, held = [], 0
+                while held < 128_000_000:
+                    batch = log.read(at)
+                    if not len(batch):
+                        break
+                    batches.append(to_record_batch(batch, "channel", schema))
+                    held += int(batch.payloads.lengths.sum())
+                    at = batch.next_position
+                if not batches:
+                    break
+                pq.write_table(
+                    pa.Table.from_batches(batches),
+                    f"{folder}/{name}/{part}.parquet",
+                    compression=name,
+                    row_group_size=32_000_000 // size,
+                )
+                part += 1
+    with open(f"{folder}/lines.txt", "wb") as file:
+        file.write(b"\n".join(texts))
+    return {"folder": folder, "channel": channel, "count": count, "bytes": size_on_disk, "size": size}
+
+
+def paths(spark: Any, made: dict[str, Any], quick: bool) -> dict[str, tuple[Callable[[], Any], int]]:
+    """Return what is measured: a name, the work, and how many records it handles."""
+    folder, channel, count = made["folder"], made["channel"], made["count"]
+    spark.dataSource.register(RowSource)
+
+    def aggregate(frame: Any) -> Any:
+        return frame.selectExpr(*AGGREGATE).collect()
+
+    def fresh() -> str:
+        path = tempfile.mkdtemp(dir=folder, prefix="out-")
+        return f"{path}/table"
+
+    narrow = "position long, payload binary"
+    return {
+        "penstock → aggregate": (
+            lambda: aggregate(spark.read.format("penstock").schema(narrow).load(channel)), count),
+        "penstock, all columns → aggregate": (lambda: aggregate(spark.read.format("penstock").load(channel)), count),
+        "Parquet zstd → aggregate": (lambda: aggregate(spark.read.parquet(f"{folder}/zstd")), count),
+        "Parquet uncompressed → aggregate": (lambda: aggregate(spark.read.parquet(f"{folder}/none")), count),
+        "text lines → sum(length)": (
+            lambda: spark.read.text(f"{folder}/lines.txt").selectExpr("count(*)", "sum(length(value))").collect(),
+            count),
+        "binaryFile → sum(length)": (
+            lambda: spark.read.format("binaryFile").option("pathGlobFilter", "channel*").load(folder)
+            .where("length > 100000").selectExpr("sum(length(content))").collect(), count),
+        "Python rows → aggregate": (lambda: aggregate(spark.read.format("rows").load(channel)), count),
+        "penstock → lake (fused)": (
+            lambda: lake.ingest_once(spark, channel, fresh(), app="bench", batch=0), count),
+        "penstock → Parquet zstd by Spark": (
+            lambda: spark.read.format("penstock").load(channel).write.parquet(fresh()), count),
+        "Parquet zstd → Parquet zstd": (
+            lambda: spark.read.parquet(f"{folder}/zstd").write.parquet(fresh()), count),
+    }  # fmt: skip
+
+
+def measure(work: Callable[[], Any], turns: int) -> float:
+    best = float("inf")
+    for _ in range(turns):
+        begin = time.perf_counter()
+        work()
+        best = min(best, time.perf_counter() - begin)
+    return best
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a smoke run under a minute; its figures mean little")
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/benchmarks.md")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--folder", default=None)
+    parser.add_argument("--megabytes", type=int, default=512, help="size of each channel")
+    options = parser.parse_args()
+    quick = options.quick
+    sizes = (100,) if quick else (1000, 100)
+    cores = (2,) if quick else (1, 2)
+    found: dict[str, Any] = {"machine": _table.machine(), "load": os.getloadavg()[0], "megabytes": options.megabytes}
+    rooms = []
+    try:
+        made = {}
+        for size in sizes:
+            rooms.append(tempfile.mkdtemp(dir=options.folder, prefix="penstock-bench-"))
+            made[size] = prepare(rooms[-1], size, 8 if quick else options.megabytes)
+        seconds: dict[str, dict[str, float]] = {}
+        for used in cores:
+            fast = {"java_options": "-XX:TieredStopAtLevel=1"} if quick else {}
+            spark = session("bench", master=f"local[{used}]", memory="2g", **fast)
+            spark.read.format("penstock").load(made[sizes[0]]["channel"]).limit(1).count()  # start the workers
+            for size in sizes:
+                for name, (work, count) in paths(spark, made[size], quick).items():
+                    took = measure(work, 1 if quick else 1 if name.startswith("Python rows") else 2)
+                    seconds.setdefault(name, {})[f"{size}/{used}"] = took
+                    found[f"{name}, {size} B, {used} cores"] = {
+                        "seconds": took,
+                        "records_per_second": count / took,
+                        "MB_per_second": made[size]["bytes"] / took / 1e6,
+                    }
+            spark.stop()
+    finally:
+        for room in rooms:
+            shutil.rmtree(room, ignore_errors=True)
+    if options.json:
+        print(json.dumps(found, indent=1))
+        return
+    head = ["path", *(f"{size} B, {used} core{'s' * (used > 1)}" for size in sizes for used in cores)]
+    rows = []
+    for name, by in seconds.items():
+        cells = []
+        for size in sizes:
+            for used in cores:
+                took = by[f"{size}/{used}"]
+                cells.append(f"{_table.rate(made[size]['count'] / took)}, {made[size]['bytes'] / took / 1e6:.0f} MB/s")
+        rows.append((name, *cells))
+    heading = (
+        f"Measured on {found['machine']}, load {found['load']:.1f} when it began; "
+        f"channels of {8 if quick else options.megabytes} MB, records and channel bytes a second.\n"
+    )
+    _table.publish("spark", "\n".join([heading, _table.markdown(head, rows)]), write=options.write and not quick)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""Every log below a folder."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Final
+
+import msgspec
+
+from penstock.disk import PosixDisk, ReadDisk
+from penstock.errors import OptionsError
+from penstock.log.detect import FORMATS, detect
+
+__all__ = ["Found", "find_logs"]
+
+DEEPEST: Final = 64
+
+
+class Found(msgspec.Struct, frozen=True, order=True):
+    """A log: its name below the folder that was searched, its path and its format.
+
+    >>> Found("site/ticks", "data/site/ticks", "xchannel").name
+    'site/ticks'
+    """
+
+    name: str
+    path: str
+    format: str
+
+
+def find_logs(path: str, *, format: str | None = None, disk: ReadDisk | None = None) -> list[Found]:
+    """Return the log at ``path``, named by its last part, or every log in the folder ``path`` and below, by name.
+
+    Names that begin with a dot are passed over, and so is what belongs to a log that was found.
+
+    >>> import tempfile
+    >>> from penstock.log.xchannel import Writer
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> for name in ("ticks", "orders"):
+    ...     Writer.precreate(f"{folder.name}/{name}")
+    >>> [log.name for log in find_logs(folder.name)]
+    ['orders', 'ticks']
+    >>> folder.cleanup()
+    """
+    disk = disk or PosixDisk()
+    path = path.rstrip("/") or "/"
+    formats = (format,) if format else tuple(FORMATS)
+    for name in formats:
+        if name not in FORMATS:
+            raise OptionsError(f"format {name!r}: must be one of {', '.join(FORMATS)}")
+    stat = disk.stat(path)
+    if stat is None or not stat.is_folder:
+        return [Found(os.path.basename(path), path, format or detect(path, disk))]
+    found: list[Found] = []
+    own = _folder_format(disk, path, formats)
+    if own is not None:
+        return [Found(os.path.basename(path), path, own)]
+    _search(disk, path, "", formats, found, 0)
+    return sorted(found)
+
+
+def _search(disk: ReadDisk, folder: str, prefix: str, formats: tuple[str, ...], found: list[Found], depth: int) -> None:
+    if depth > DEEPEST:
+        raise OptionsError(f"{folder}: more than {DEEPEST} folders deep; is there a link that leads back up?")
+    for known in formats:
+        logs_in = getattr(importlib.import_module(FORMATS[known]), "logs_in", None)
+        names = logs_in(disk, folder) if logs_in else ()
+        found += [Found(prefix + name, os.path.join(folder, name), known) for name in names]
+    for name in disk.list(folder):
+        path = os.path.join(folder, name)
+        stat = disk.stat(path)
+        if name.startswith(".") or "penstock-" in name or stat is None or not stat.is_folder:
+            continue
+        own = _folder_format(disk, path, formats)
+        if own is not None:
+            found.append(Found(prefix + name, path, own))
+        else:
+            _search(disk, path, f"{prefix}{name}/", formats, found, depth + 1)
+
+
+def _folder_format(disk: ReadDisk, path: str, formats: tuple[str, ...]) -> str | None:
+    for known in formats:
+        if importlib.import_module(FORMATS[known]).recognise(disk, path):
+            return known
+    return None

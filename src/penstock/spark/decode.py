@@ -1,0 +1,90 @@
+"""Payloads into columns, in Spark itself, never row by row in Python.
+
+Every decoder keeps every row.  A payload that does not decode has nulls where its columns would be, stays in
+``payload``, and ``error`` says why;  ``error`` is null for the others.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, cast
+
+from penstock.errors import OptionsError
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructType
+
+__all__ = ["decode", "decode_json", "decode_text", "split_errors"]
+
+BROKEN: Final = "__broken"
+NOT_UTF8: Final = "the payload is not UTF-8"
+
+
+def decode(frame: DataFrame, content: str, schema: str | StructType | None = None) -> DataFrame:
+    """Decode by name: ``json`` (with a schema), ``text`` or ``raw``.
+
+    >>> decode(None, "xml")
+    Traceback (most recent call last):
+    penstock.errors.OptionsError: content='xml': must be json, text or raw
+    """
+    match content:
+        case "json" if schema is not None:
+            return decode_json(frame, schema)
+        case "json":
+            raise OptionsError("content='json' needs a schema, such as 'device string, celsius double'")
+        case "text":
+            return decode_text(frame)
+        case "raw":
+            from pyspark.sql import functions as F  # noqa: N812
+
+            return frame.withColumn("error", F.lit(None).cast("string"))
+    raise OptionsError(f"content={content!r}: must be json, text or raw")
+
+
+def decode_json(frame: DataFrame, schema: str | StructType, *, into: str | None = None) -> DataFrame:
+    """Add the fields of JSON payloads as columns, or as one struct column named ``into``.
+
+    A field that the JSON lacks is null; a payload that is no JSON object, or whose field has another type, is an error.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+    from pyspark.sql.types import StringType, StructType
+
+    fields = schema if isinstance(schema, StructType) else cast("StructType", StructType.fromDDL(schema))
+    taken = set(frame.columns) & set(fields.names) if into is None else set(frame.columns) & {into}
+    if taken or "error" in frame.columns:
+        names = ", ".join(sorted(taken)) or "error"
+        raise OptionsError(f"there is a column {names} already: rename it, or give into= another name")
+    whole = StructType([*fields.fields]).add(BROKEN, StringType())
+    text = F.col("payload").cast("string")
+    parsed = F.from_json(text, whole, {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": BROKEN})
+    bad = F.col("__json").isNull() | F.col(f"__json.{BROKEN}").isNotNull()
+    error = (
+        F.when(F.col("payload").isNull(), F.lit("the payload is null"))
+        .when(~F.is_valid_utf8(text), F.lit(NOT_UTF8))
+        .when(bad, F.lit(f"the payload is not JSON of {fields.simpleString()}"))
+    )
+    opened = frame.withColumn("__json", parsed).withColumn("error", error)
+    good = F.col("error").isNull()
+    columns: list[Column] = [F.when(good, F.col(f"__json.`{name}`")).alias(name) for name in fields.names]
+    if into is not None:
+        columns = [
+            F.when(good, F.struct(*(F.col(f"__json.`{name}`").alias(name) for name in fields.names))).alias(into)
+        ]
+    kept = [F.col(f"`{name}`") for name in frame.columns]
+    return opened.select(*kept, *columns, F.col("error"))
+
+
+def decode_text(frame: DataFrame, *, into: str = "text") -> DataFrame:
+    """Add UTF-8 payloads as a string column."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    text = F.col("payload").cast("string")
+    valid = F.is_valid_utf8(text)
+    return frame.withColumn(into, F.when(valid, text)).withColumn("error", F.when(~valid, F.lit(NOT_UTF8)))
+
+
+def split_errors(frame: DataFrame) -> tuple[DataFrame, DataFrame]:
+    """Return the rows that decoded, without the error column, and those that did not."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return frame.where(F.col("error").isNull()).drop("error"), frame.where(F.col("error").isNotNull())

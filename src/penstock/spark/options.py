@@ -1,0 +1,155 @@
+"""What the format ``penstock`` lets you choose: Spark's strings become one frozen dataclass."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+from penstock.errors import OptionsError
+from penstock.log.detect import FORMATS
+from penstock.spark.filters import TOP, Filters
+
+__all__ = ["SourceOptions"]
+
+TRUE: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOptions:
+    """How channels are read by Spark.
+
+    >>> SourceOptions.of({"path": "data", "maxRecordsPerTrigger": "1000"}).max_records
+    1000
+    """
+
+    paths: tuple[str, ...]
+    """``path``, or what was given to ``load``: channels, and folders of channels however deep."""
+
+    # --- What is read
+
+    format: str | None = None
+    """``logFormat``: only logs of this format; all formats are found unless it is given."""
+
+    filters: Filters = field(default_factory=Filters)
+    """``channels`` and ``kinds``, with commas, and in batch ``fromPosition`` and ``toPosition`` (exclusive): what is
+    read of what is there.  A range of positions reads only the regions it lies in."""
+
+    start: str | dict[str, int] = "earliest"
+    """``start`` of a stream without a checkpoint: ``earliest``, ``latest``, or JSON of channel name → position.
+    Channels that JSON does not name, and channels that appear later, are read from their first record."""
+
+    cursor: str | None = None
+    """``cursor``: a named cursor beside each log.  A stream without a checkpoint starts at it, and it follows what
+    Spark has made durable, one batch behind."""
+
+    fail_on_data_loss: bool = True
+    """``failOnDataLoss``: whether retention that overtook the reader ends it.  When not, the lost positions are
+    counted in the offset of the channel, which every progress report shows."""
+
+    # --- How fast
+
+    max_records: int | None = None
+    """``maxRecordsPerTrigger``: records in a batch of a stream, shared fairly between channels."""
+
+    max_bytes: int | None = None
+    """``maxBytesPerTrigger``: bytes of payload in a batch of a stream; at least one record is read."""
+
+    partition_bytes: int = 128 << 20
+    """``partitionBytes``: how much of the logs a task reads.  A task costs about 60 ms, so not too little."""
+
+    partitions: int = field(default_factory=lambda: os.cpu_count() or 1)
+    """``partitions``: how many tasks there should be even when each then reads less than partitionBytes."""
+
+    batch_bytes: int = 4 << 20
+    """``batchBytes``: payload of one Arrow batch."""
+
+    def __post_init__(self) -> None:
+        if not self.paths:
+            raise OptionsError("no path: give one to load(), a channel or a folder of channels")
+        if self.format is not None and self.format not in FORMATS:
+            raise OptionsError(f"logFormat={self.format!r}: must be one of {', '.join(FORMATS)}")
+        if isinstance(self.start, str) and self.start not in ("earliest", "latest"):
+            raise OptionsError(f"start={self.start!r}: must be earliest, latest, or JSON of channel to position")
+        for name in ("max_records", "max_bytes", "partition_bytes", "partitions", "batch_bytes"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise OptionsError(f"{name}={value}: must be at least 1")
+
+    @classmethod
+    def of(cls, options: Mapping[str, str]) -> SourceOptions:
+        """Read Spark's options, whose names have no case."""
+        found = {name.lower(): value for name, value in options.items()}
+        paths = _json(list[str], "paths", found["paths"]) if "paths" in found else []
+        paths += [found["path"]] if "path" in found else []
+        chosen: dict[str, Any] = {"paths": tuple(map(local_path, paths))}
+        for option, name, convert in (
+            ("logFormat", "format", str),
+            ("start", "start", _start),
+            ("cursor", "cursor", str),
+            ("failOnDataLoss", "fail_on_data_loss", _flag),
+            ("maxRecordsPerTrigger", "max_records", int),
+            ("maxBytesPerTrigger", "max_bytes", _bytes),
+            ("partitionBytes", "partition_bytes", _bytes),
+            ("partitions", "partitions", int),
+            ("batchBytes", "batch_bytes", _bytes),
+        ):
+            if option.lower() in found:
+                chosen[name] = _converted(convert, option, found[option.lower()])
+        return cls(**chosen, filters=_filters(found))
+
+
+def local_path(path: str) -> str:
+    """Return a path without the ``file:`` that Spark's users are used to.
+
+    >>> local_path("file:///data/ticks"), local_path("data/ticks/")
+    ('/data/ticks', 'data/ticks')
+    """
+    if path.startswith("file:"):
+        path = "/" + path.removeprefix("file:").lstrip("/")
+    elif "://" in path:
+        raise OptionsError(f"{path}: only local paths are read")
+    return path.rstrip("/") or "/"
+
+
+def _filters(found: Mapping[str, str]) -> Filters:
+    def words(option: str) -> list[str]:
+        return [word.strip() for word in found.get(option.lower(), "").split(",") if word.strip()]
+
+    low = _converted(int, "fromPosition", found.get("fromposition", "0"))
+    high = _converted(int, "toPosition", found["toposition"]) - 1 if "toposition" in found else TOP
+    kinds = [_converted(int, "kinds", word) for word in words("kinds")]
+    return Filters(channels=tuple(words("channels")), kinds=tuple(kinds), low=low, high=high)
+
+
+def _converted(convert: Callable[[str], Any], option: str, text: str) -> Any:
+    try:
+        return convert(text)
+    except (ValueError, KeyError):
+        raise OptionsError(f"{option}={text!r} is not understood") from None
+
+
+def _flag(text: str) -> bool:
+    return TRUE[text.strip().lower()]
+
+
+def _bytes(text: str) -> int:
+    """Read a size: ``4096``, ``64k``, ``128m``, ``1g``."""
+    text = text.strip().lower().removesuffix("b")
+    shift = {"k": 10, "m": 20, "g": 30}.get(text[-1:], 0)
+    return int(text[:-1] if shift else text) << shift
+
+
+def _start(text: str) -> str | dict[str, int]:
+    text = text.strip()
+    return _json(dict[str, int], "start", text) if text.startswith("{") else text
+
+
+def _json(kind: Any, option: str, text: str) -> Any:
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except msgspec.DecodeError as exc:
+        raise OptionsError(f"{option}={text!r}: {exc}") from None

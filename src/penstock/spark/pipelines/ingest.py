@@ -1,0 +1,38 @@
+"""ingest: channels into the lake, each record once, as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from penstock.spark import lake
+from penstock.spark.lake import DataFile
+from penstock.spark.pipelines.run import Progress, Summary, follow
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["ingest"]
+
+
+def ingest(
+    spark: SparkSession,
+    channels: str,
+    table: str,
+    checkpoint: str,
+    *,
+    trigger: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Summary:
+    """Bring a table up to date with channels; rows of the summary are records."""
+    records = 0
+
+    def count(_: int, files: list[DataFile]) -> None:
+        nonlocal records
+        records += sum(item.records for item in files)
+
+    query = lake.ingest(spark, channels, table, checkpoint, trigger=trigger, options=options, on_commit=count)
+    summary = follow(query, on_progress)
+    summary.rows = records
+    return summary

@@ -1,0 +1,84 @@
+"""Finding every log below a folder, and cutting one into spans without reading it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.disk import PosixDisk
+from penstock.errors import OptionsError
+from penstock.log.detect import open_log, open_writer
+from penstock.log.find import find_logs
+from penstock.log.sidecar import identity_of
+from penstock.log.xchannel import Writer, XChannelLog
+
+
+def test_a_tree_is_searched_and_names_are_relative_to_it(tmp_path: Path) -> None:
+    for name in ("a", "site/b", "site/deep/c.1"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        Writer.precreate(tmp_path / name)
+    (tmp_path / "notes.txt").write_text("not a log at all, and longer than a header" * 4)
+    (tmp_path / ".hidden").mkdir()
+    Writer.precreate(tmp_path / ".hidden" / "d")
+    assert [log.name for log in find_logs(str(tmp_path))] == ["a", "site/b", "site/deep/c.1"]
+    assert [log.name for log in find_logs(str(tmp_path / "site" / "b"))] == ["b"]
+
+
+def test_a_rolled_channel_is_one_log_also_when_its_first_file_has_expired(tmp_path: Path) -> None:
+    with Writer.open(tmp_path / "ticks", region_bytes=4096, roll_bytes=8192, keep_files=2) as writer:
+        for _ in range(5):
+            writer.append(b"x")
+            writer.roll()
+    assert not (tmp_path / "ticks").exists()
+    assert [log.name for log in find_logs(str(tmp_path))] == ["ticks"]
+
+
+def test_nothing_there_is_said(tmp_path: Path) -> None:
+    assert find_logs(str(tmp_path)) == []
+    with pytest.raises(OptionsError, match="nothing here"):
+        find_logs(str(tmp_path / "absent"))
+    with pytest.raises(OptionsError, match="must be one of"):
+        find_logs(str(tmp_path), format="kafka")
+
+
+def test_a_recreated_log_has_another_identity(tmp_path: Path) -> None:
+    path = str(tmp_path / "ticks")
+    open_writer(path).close()
+    first = identity_of(PosixDisk(), path)
+    for file in tmp_path.iterdir():
+        file.unlink()
+    open_writer(path).close()
+    assert first
+    assert identity_of(PosixDisk(), path) not in ("", first)
+
+
+@pytest.mark.parametrize("roll_bytes", [0, 10_000])
+@pytest.mark.parametrize("span_bytes", [1, 4096, 9000, 40_000, 1 << 30])
+def test_the_spans_of_a_cut_hold_every_record_once(tmp_path: Path, roll_bytes: int, span_bytes: int) -> None:
+    path = str(tmp_path / "ticks")
+    with Writer.open(path, region_bytes=4096, roll_bytes=roll_bytes) as writer:
+        positions = [writer.append(b"%d" % number * (number % 300 + 1)) for number in range(400)]
+        log = XChannelLog(path)
+        start, end = positions[3], log.next_position
+        spans = log.cut(start, end, span_bytes)
+        cuts = [begin for begin, _ in spans]
+        writer.append_many([b"later" * 100] * 100)
+    assert spans == log.cut(start, end, span_bytes)  # what was appended behind the end changes nothing
+    assert cuts[0] == start
+    assert cuts == sorted(set(cuts))
+    assert cuts[-1] < end
+    found: list[int] = []
+    for low, high in zip(cuts, [*cuts[1:], end], strict=True):
+        with open_log(path) as part:
+            at = low
+            while at < high:
+                batch = part.read(at, 7)
+                found += [position for position in batch.positions.tolist() if position < high]
+                at = batch.next_position
+    assert found == positions[3:]
+    assert log.cut(end, end, span_bytes) == []
+    if span_bytes == 9000:
+        assert len(cuts) > 5
+        assert all(9000 <= size < 9000 + 2 * 4096 for _, size in spans[:-1])
+    log.close()

@@ -1,0 +1,154 @@
+"""Plans: the same bounds give the same spans, and the spans hold every record once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import ExpiredError, OptionsError, ReplacedError
+from penstock.log.xchannel import Writer
+from penstock.spark.filters import Filters
+from penstock.spark.options import SourceOptions
+from penstock.spark.plan import Channel, ListingDisk, advance, find_channels, pack, plan_channel
+from penstock.spark.reading import read_batches
+from penstock.spark.source import plan_tasks
+
+
+@pytest.fixture
+def ticks(tmp_path: Path) -> tuple[Channel, list[int]]:
+    with Writer.open(tmp_path / "ticks", region_bytes=4096, roll_bytes=20_000) as writer:
+        positions = [writer.append(b"x" * (number % 200), kind=number % 5) for number in range(900)]
+    return find_channels([str(tmp_path)])[0], positions
+
+
+def read(spans: object) -> list[int]:
+    return [position for span in spans for batch in read_batches(span) for position in batch.positions.tolist()]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("span_bytes", [1, 10_000, 1 << 30])
+def test_spans_hold_every_record_once(ticks: tuple[Channel, list[int]], span_bytes: int) -> None:
+    channel, positions = ticks
+    with channel.open() as log:
+        spans = plan_channel(log, channel, log.first_position, log.next_position, span_bytes)
+    assert read(spans) == positions
+
+
+def test_a_position_filter_reads_little(ticks: tuple[Channel, list[int]]) -> None:
+    channel, positions = ticks
+    wanted = positions[450:455]
+    filters = Filters(low=wanted[0], high=wanted[-1])
+    with channel.open() as log:
+        spans = plan_channel(log, channel, log.first_position, log.next_position, 1 << 30, filters)
+    assert set(wanted) <= set(read(spans))
+    assert sum(span.bytes for span in spans) <= 3 * 4096
+
+
+def test_filters_at_both_ends_of_the_log_leave_nothing_out(ticks: tuple[Channel, list[int]]) -> None:
+    channel, positions = ticks
+    for low in (0, positions[0], positions[1], positions[-1], positions[-1] + 1):
+        for high in (positions[0], positions[-2], positions[-1], 1 << 62):
+            filters = Filters(low=low, high=high)
+            with channel.open() as log:
+                spans = plan_channel(log, channel, log.first_position, log.next_position, 9000, filters)
+            found = [
+                position
+                for span in spans
+                for batch in read_batches(span)
+                for position in filters.apply(batch).positions.tolist()
+            ]
+            assert found == [position for position in positions if low <= position <= high]
+
+
+def test_small_channels_share_a_task_and_large_ones_are_cut(tmp_path: Path) -> None:
+    for number in range(50):
+        with Writer.open(tmp_path / f"small{number:02}", region_bytes=4096) as writer:
+            writer.append(b"x")
+    with Writer.open(tmp_path / "large") as writer:
+        writer.append_many([bytes(1 << 19)] * 100)
+    bounds = []
+    for channel in find_channels([str(tmp_path)]):
+        with channel.open() as log:
+            bounds.append((channel, log.first_position, log.next_position))
+    options = SourceOptions(paths=(str(tmp_path),), partition_bytes=16 << 20, partitions=2)
+    tasks = plan_tasks(bounds, options)
+    assert 4 <= len(tasks) <= 8
+    assert max(len(task) for task in tasks) >= 50
+    assert len(read(span for task in tasks for span in task)) == 150
+
+
+def test_two_channels_of_one_name_are_refused(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        Writer.precreate(tmp_path / folder / "ticks")
+    with pytest.raises(OptionsError, match="two channels are called ticks"):
+        find_channels([str(tmp_path / "a"), str(tmp_path / "b")])
+    assert [channel.name for channel in find_channels([str(tmp_path)])] == ["a/ticks", "b/ticks"]
+
+
+def test_a_log_recreated_after_planning_is_noticed(ticks: tuple[Channel, list[int]], tmp_path: Path) -> None:
+    channel, _ = ticks
+    with channel.open() as log:
+        spans = plan_channel(log, channel, log.first_position, log.next_position, 1 << 30)
+    for file in tmp_path.iterdir():
+        file.unlink()
+    with pytest.raises(ReplacedError, match="gone"):
+        read(spans)
+    Writer.precreate(tmp_path / "ticks")
+    with pytest.raises(ReplacedError, match="log id changed"):
+        read(spans)
+
+
+def test_advance_stops_at_its_limits_and_always_moves(ticks: tuple[Channel, list[int]]) -> None:
+    channel, positions = ticks
+    with channel.open() as log:
+        start, end = log.first_position, log.next_position
+        assert advance(log, start, end, 100, None)[:2] == (positions[100], 100)
+        assert advance(log, start, end, None, None)[:2] == (end, 900)
+        at, records, size = advance(log, start, end, None, 5000)
+        assert size <= 5000
+        assert at == positions[records]
+        assert size + records % 200 > 5000  # one more would have been too many
+        assert advance(log, positions[150], end, None, 1)[:2] == (positions[151], 1)
+        assert advance(log, end, end, 10, 10) == (end, 0, 0)
+        assert advance(log, start, positions[7], 100, None)[:2] == (positions[7], 7)
+
+
+def test_an_empty_plan_has_no_task() -> None:
+    assert pack([], 100) == []
+
+
+def test_a_file_that_retention_takes_while_it_is_read_is_an_expired_position(tmp_path: Path) -> None:
+    with Writer.open(tmp_path / "ticks", region_bytes=4096, roll_bytes=8192) as writer:
+        writer.append_many([b"x" * 100] * 200)
+    channel = find_channels([str(tmp_path)])[0]
+    with channel.open() as log:
+        spans = plan_channel(log, channel, log.first_position, log.next_position, 1)
+    last = read(spans[-1:])
+    (tmp_path / "ticks").unlink()  # the names were listed a moment ago
+    with pytest.raises(ExpiredError):
+        read(spans)
+    left = [
+        position
+        for span in spans
+        for batch in read_batches(span, fail_on_data_loss=False)
+        for position in batch.positions.tolist()
+    ]
+    assert left[-len(last) :] == last
+    assert len(left) < 200
+
+
+def test_a_listing_is_remembered_until_a_listed_file_is_gone(tmp_path: Path) -> None:
+    disk = ListingDisk()
+    for name in ("a", "b"):
+        (tmp_path / name).touch()
+    assert disk.list(str(tmp_path)) == ["a", "b"]
+    (tmp_path / "a").unlink()
+    (tmp_path / "c").touch()
+    assert disk.stat(str(tmp_path / "nothing that was listed")) is None
+    assert disk.stat(str(tmp_path / "a")) is None
+    assert disk.list(str(tmp_path)) == ["b", "c"]
+    (tmp_path / "b").unlink()
+    with pytest.raises(FileNotFoundError):
+        disk.open(str(tmp_path / "b"))
+    assert disk.list(str(tmp_path)) == ["c"]

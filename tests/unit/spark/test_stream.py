@@ -1,0 +1,192 @@
+"""The stream reader as a Python object: offsets are positions, and a batch follows from the two around it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
+from pyspark.sql.types import BinaryType, LongType, StringType, StructType
+
+from penstock.disk import PosixDisk
+from penstock.errors import ExpiredError, OptionsError, ReplacedError
+from penstock.log.sidecar import sidecar_of
+from penstock.log.xchannel import Writer
+from penstock.spark.source import PenstockSource
+from penstock.spark.stream import LogStreamReader
+
+SCHEMA = StructType().add("channel", StringType()).add("position", LongType()).add("payload", BinaryType())
+ALL = ReadAllAvailable()
+
+
+def stream(path: Path, **options: Any) -> LogStreamReader:
+    reader = PenstockSource({"path": str(path), **{name: str(value) for name, value in options.items()}}).streamReader(
+        SCHEMA
+    )
+    assert isinstance(reader, LogStreamReader)
+    return reader
+
+
+def rows(reader: LogStreamReader, start: Any, end: Any) -> list[tuple[str, bytes]]:
+    start, end = json.loads(json.dumps(start)), json.loads(json.dumps(end))  # as Spark keeps them
+    worker = cloudpickle.loads(cloudpickle.dumps(reader))
+    found = []
+    for task in cloudpickle.loads(cloudpickle.dumps(reader.partitions(start, end))):
+        for batch in worker.read(task):
+            found += [(row["channel"], row["payload"]) for row in batch.to_pylist()]
+    return found
+
+
+def fill(path: Path, count: int, first: int = 0, **options: Any) -> None:
+    with Writer.open(path, region_bytes=4096, **options) as writer:
+        writer.append_many([b"%06d" % number for number in range(first, first + count)])
+
+
+def test_batches_follow_one_another_and_replay_alike(tmp_path: Path) -> None:
+    fill(tmp_path / "a", 100)
+    reader = stream(tmp_path)
+    start = reader.initialOffset()
+    middle = reader.latestOffset(start, ALL)
+    first = rows(reader, start, middle)
+    fill(tmp_path / "a", 50, 100)
+    end = reader.latestOffset(middle, ALL)
+    assert first == rows(reader, start, middle)  # also after the log has grown
+    assert [payload for _, payload in first + rows(reader, middle, end)] == [b"%06d" % n for n in range(150)]
+    assert reader.latestOffset(end, ALL) == end
+    assert rows(reader, end, end) == []
+
+
+def test_a_channel_that_appears_is_read_from_its_first_record_whatever_grows_meanwhile(tmp_path: Path) -> None:
+    fill(tmp_path / "a", 3)
+    reader = stream(tmp_path, start="latest")
+    start = reader.initialOffset()
+    (tmp_path / "deep").mkdir()
+    fill(tmp_path / "deep" / "b", 4)
+    end = reader.latestOffset(start, ALL)
+    fill(tmp_path / "deep" / "b", 4, 4)
+    assert rows(reader, start, end) == [("deep/b", b"%06d" % n) for n in range(4)]
+    later = reader.latestOffset(end, ALL)
+    assert rows(reader, end, later) == [("deep/b", b"%06d" % n) for n in range(4, 8)]
+
+
+def test_limits_are_kept_and_shared_between_channels(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        fill(tmp_path / name, 100 if name != "b" else 5)
+    reader = stream(tmp_path, maxRecordsPerTrigger=60)
+    assert reader.getDefaultReadLimit() == ReadMaxRows(60)
+    at, sizes = reader.initialOffset(), []
+    seen: list[tuple[str, bytes]] = []
+    while True:
+        end = reader.latestOffset(at, reader.getDefaultReadLimit())
+        if end == at:
+            break
+        found = rows(reader, at, end)
+        sizes.append(len(found))
+        assert {"a", "c"} <= {name for name, _ in found} or len(sizes) > 3
+        seen, at = seen + found, end
+    assert max(sizes) <= 60
+    assert sum(sizes) == 205
+    assert len(set(seen)) == 205
+
+
+def test_a_limit_of_bytes_is_kept_but_lets_one_record_through(tmp_path: Path) -> None:
+    fill(tmp_path / "a", 10)
+    reader = stream(tmp_path, maxBytesPerTrigger=20)
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, reader.getDefaultReadLimit())
+    assert len(rows(reader, start, end)) == 3
+    assert len(rows(reader, start, reader.latestOffset(start, ReadMaxBytes(1)))) == 1
+
+
+def test_available_now_stops_where_the_channels_ended_when_it_began(tmp_path: Path) -> None:
+    fill(tmp_path / "a", 10)
+    reader = stream(tmp_path, maxRecordsPerTrigger=6)
+    reader.prepareForTriggerAvailableNow()
+    fill(tmp_path / "a", 10, 10)
+    fill(tmp_path / "b", 10)
+    start = reader.initialOffset()
+    start["channels"].pop("b")
+    middle = reader.latestOffset(start, ReadMaxRows(6))
+    end = reader.latestOffset(middle, ReadMaxRows(6))
+    assert len(rows(reader, start, middle)) == 6
+    assert len(rows(reader, middle, end)) == 4
+    assert reader.latestOffset(end, ReadMaxRows(6)) == end
+
+
+def test_a_stream_starts_earliest_latest_or_at_a_position(tmp_path: Path) -> None:
+    fill(tmp_path / "a", 10)
+    fill(tmp_path / "b", 10)
+    reader = stream(tmp_path)
+    position = reader.latestOffset(reader.initialOffset(), ReadMaxRows(8))["channels"]["a"]["at"]
+
+    def count(start: str) -> int:
+        chosen = stream(tmp_path, start=start)
+        begin = chosen.initialOffset()
+        return len(rows(chosen, begin, chosen.latestOffset(begin, ALL)))
+
+    assert (count("earliest"), count("latest"), count(json.dumps({"a": position}))) == (20, 0, 16)
+    with pytest.raises(OptionsError, match="not there: zebra"):
+        count('{"zebra": 5}')
+
+
+def test_retention_that_overtakes_the_reader_fails_and_names_the_span(tmp_path: Path) -> None:
+    fill(tmp_path / "a", 300, roll_bytes=8192, keep_files=2)
+    reader = stream(tmp_path)
+    start = reader.initialOffset()
+    at = start["channels"]["a"]["at"]
+    end = reader.latestOffset(start, ALL)
+    fill(tmp_path / "a", 3000, 300, roll_bytes=8192, keep_files=2)
+    first = stream(tmp_path).initialOffset()["channels"]["a"]["at"]
+    with pytest.raises(ExpiredError) as failed:
+        reader.latestOffset(start, ALL)
+    assert (failed.value.position, failed.value.first) == (at, first)
+    with pytest.raises(ExpiredError):
+        reader.partitions(start, end)
+
+
+def test_allowed_data_loss_goes_on_and_is_counted(tmp_path: Path) -> None:
+    fill(tmp_path / "a", 300, roll_bytes=8192, keep_files=2)
+    reader = stream(tmp_path, failOnDataLoss="false")
+    start = reader.initialOffset()
+    at = start["channels"]["a"]["at"]
+    fill(tmp_path / "a", 3000, 300, roll_bytes=8192, keep_files=2)
+    first = stream(tmp_path).initialOffset()["channels"]["a"]["at"]
+    end = reader.latestOffset(start, ALL)
+    assert end["channels"]["a"]["lost"] == first - at > 0
+    found = rows(reader, start, end)
+    assert found[-1] == ("a", b"003299")
+    assert len(found) < 3000
+    again = reader.latestOffset(end, ALL)
+    assert again["channels"]["a"]["lost"] == first - at
+    assert rows(reader, end, again) == []
+
+
+def test_a_recreated_channel_is_noticed(tmp_path: Path) -> None:
+    fill(tmp_path / "a", 10)
+    reader = stream(tmp_path)
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ALL)
+    for file in tmp_path.iterdir():
+        file.unlink()
+    fill(tmp_path / "a", 10)
+    with pytest.raises(ReplacedError):
+        reader.latestOffset(end, ALL)
+    with pytest.raises(ReplacedError):
+        reader.partitions(start, end)
+
+
+def test_the_cursor_follows_what_spark_committed_and_starts_the_next_query(tmp_path: Path) -> None:
+    fill(tmp_path / "a", 10)
+    reader = stream(tmp_path, cursor="billing", maxRecordsPerTrigger=4)
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ReadMaxRows(4))
+    sidecar = sidecar_of(PosixDisk(), str(tmp_path / "a"))
+    assert sidecar.read_cursor("billing") is None
+    reader.commit(end)
+    assert sidecar.read_cursor("billing") == end["channels"]["a"]["at"]
+    fresh = stream(tmp_path, cursor="billing")
+    assert fresh.initialOffset() == end
+    sidecar.close()
