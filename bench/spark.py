@@ -4,7 +4,7 @@ The same records lie in a channel, in Parquet (zstd and uncompressed) and in lin
 aggregate over payload and position, or writes the same table.  A source that yields rows one at a time shows why none
 here does.  Best of a few turns, page cache warm, first on one core and then on two.
 
-    python bench/spark.py [--quick] [--write] [--json] [--folder DIR] [--megabytes N]
+    python bench/spark.py [--quick] [--json] [--folder DIR] [--megabytes N]
 """
 
 from __future__ import annotations
@@ -164,7 +164,6 @@ def measure(work: Callable[[], Any], turns: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a smoke run under a minute; its figures mean little")
-    parser.add_argument("--write", action="store_true", help="put the tables into docs/benchmarks.md")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--folder", default=None)
     parser.add_argument("--megabytes", type=int, default=512, help="size of each channel")
@@ -213,7 +212,7 @@ def main() -> None:
         f"Measured on {found['machine']}, load {found['load']:.1f} when it began; "
         f"channels of {8 if quick else options.megabytes} MB, records and channel bytes a second.\n"
     )
-    _table.publish("spark", "\n".join([heading, _table.markdown(head, rows)]), write=options.write and not quick)
+    print("\n".join([heading, _table.markdown(head, rows)]))
 
 
 if __name__ == "__main__":
