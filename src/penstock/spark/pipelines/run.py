@@ -21,7 +21,11 @@ POLL_SECONDS = 0.1
 
 
 class Summary(msgspec.Struct):
-    """What a query has done."""
+    """What a query has done.
+
+    >>> Summary(batches=2, rows=1000).rows
+    1000
+    """
 
     batches: int = 0
     rows: int = 0
@@ -57,7 +61,10 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 def follow(query: StreamingQuery, on_progress: Callable[[Progress], None] | None = None) -> Summary:
-    """Wait for a query to end, handing out its progress; raise what it failed with."""
+    """Wait for a query to end, handing out its progress; raise what it failed with.
+
+    >>> follow(stream.start(), on_progress=print).rows  # doctest: +SKIP
+    """
     summary, seen, begin = Summary(), -1, time.monotonic()
     while True:
         active = query.isActive
@@ -82,7 +89,10 @@ def follow(query: StreamingQuery, on_progress: Callable[[Progress], None] | None
 
 
 def load(spark: SparkSession, path: str, options: Mapping[str, Any] | None = None) -> DataFrame:
-    """Return a table of the lake, or channels, whichever the path holds."""
+    """Return a table of the lake, or channels, whichever the path holds.
+
+    >>> load(spark, "data/ticks").count()  # doctest: +SKIP
+    """
     if open_table(path) is not None:
         return read(spark, path)
     return spark.read.format("penstock").options(**{k: str(v) for k, v in (options or {}).items()}).load(path)
