@@ -37,12 +37,17 @@ class Seen:
 
 @pytest.mark.timeout(7200)
 def test_what_readers_saw_survives_kill_9_and_the_next_writer_continues(tmp_path: Path, long_run: bool) -> None:
-    path = str(tmp_path / "chan")
-    context, rng = load.processes(), random.Random(4)
+    rng = random.Random(4)
+    for turn in range(25 if long_run else 1):  # a channel of thousands of files says no more, only later
+        kill_writers(str(tmp_path / f"chan{turn}"), rng, 20 if long_run else 60, 600 if long_run else 5)
+
+
+def kill_writers(path: str, rng: random.Random, rounds: int, seconds: float) -> None:
+    """Kill one writer after another on one channel, and compare what readers were given."""
+    context = load.processes()
     Writer.precreate(path, region_bytes=4096)
     seen = Seen()
-    deadline = time.monotonic() + (7000 if long_run else 5)
-    rounds = 500 if long_run else 60
+    deadline = time.monotonic() + seconds
     done = mended = 0
     with Reader.open(path) as attached:
         while done < rounds and time.monotonic() < deadline:
