@@ -45,7 +45,8 @@ unit: env
 	@$(PYTEST) -q tests/unit
 
 test: env style types  ## everything, with the short forms of the long tests
-	@$(PYTEST) -q
+	@$(PYTEST) -q --ignore tests/integration/spark
+	@$(PYTEST) -q tests/integration/spark
 
 crash: env  ## kill -9 loops, long form
 	@$(PYTEST) -q -s tests/crash -m "long or not long" --long --timeout 7200
