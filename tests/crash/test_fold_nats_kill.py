@@ -7,7 +7,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -35,6 +34,8 @@ def count(batch):
 async def main():
     store = AppendLogStore.open(path, {OPTIONS})
     stop = asyncio.Event()
+    if (store.cursor().token.as_int() or 0) >= until:  # the one before came this far
+        return print(0)
 
     def report(cursor):
         if (cursor.token.as_int() or 0) >= until:
@@ -111,10 +112,7 @@ async def test_a_killed_fold_is_exact_at_its_cursor(tmp_path: Path, request: pyt
                     previous = cursor
             last = (await bucket._api.info()).state.last_seq
             final = start(server.url, path, last)
-            deadline = time.monotonic() + 120
-            while final.poll() is None and time.monotonic() < deadline:
-                await asyncio.sleep(0.02)
-            output = final.communicate(timeout=5)[0]
+            output = (await asyncio.to_thread(final.communicate, timeout=120))[0]
             assert final.returncode == 0
             entries, cursor = folded(path)
             assert cursor == last
