@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from types import TracebackType
-from typing import Final, Literal, Self
+from typing import Any, Final, Literal, Self
 
 import numpy as np
 
@@ -48,6 +48,7 @@ __all__ = ["Reader", "Start"]
 Start = Literal["first", "live"]
 
 SPAN_BYTES: Final = 1 << 30  # a batch stays within what Arrow can address
+COLUMNS: Final = (np.int64, np.uint64, np.uint16, np.int64, np.int64)
 CHECK_SECONDS: Final = 0.005  # how often a waiting reader looks beyond its slot
 SPIN_NANOSECONDS: Final = 20_000
 SECOND_LOOK_SECONDS: Final = 0.001
@@ -84,7 +85,6 @@ class Reader(Handle):
         self._log_id = None if identity is None else identity.log_id
         self._bound: int | None = None
         self._checked = 0.0
-        self._scratch: tuple[np.ndarray, ...] | None = None
         self._dead = ""
 
     @classmethod
@@ -265,12 +265,12 @@ class Reader(Handle):
 
     def _scan(self, limit: int) -> Batch:
         self._check_open()
-        if self._scratch is None or len(self._scratch[0]) < limit:
-            types = (np.int64, np.uint64, np.uint16, np.int64, np.int64)
-            self._scratch = tuple(np.empty(limit, kind) for kind in types)
         window = self._cursor.window
-        count = self._cursor.scan(limit, SPAN_BYTES, *self._scratch)
-        positions, timestamps, kinds, offsets, lengths = (c[:count].copy() for c in self._scratch)
+        columns: tuple[Any, ...] = tuple(np.empty(limit, kind) for kind in COLUMNS)
+        count = self._cursor.scan(limit, SPAN_BYTES, *columns)
+        if count < limit:  # a batch that is mostly room would keep that room
+            columns = tuple(column[:count].copy() for column in columns)
+        positions, timestamps, kinds, offsets, lengths = columns
         return Batch(
             window,
             positions,
