@@ -104,9 +104,9 @@ class Sqlite:
         return len(self.base.execute("select key, value, rev from kv order by rev").fetchall())
 
     async def watch(self) -> int:
-        found = at = 0
+        found, at = 0, 1
         while rows := self.base.execute(
-            "select rev, key, value from log where rev > ? order by rev limit 65536", (at + 1,)
+            "select rev, key, value from log where rev > ? order by rev limit 65536", (at,)
         ).fetchall():
             found, at = found + len(rows), rows[-1][0]
         return found
