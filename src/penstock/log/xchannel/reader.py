@@ -48,10 +48,27 @@ __all__ = ["Reader", "Start"]
 Start = Literal["first", "live"]
 
 SPAN_BYTES: Final = 1 << 30  # a batch stays within what Arrow can address
-COLUMNS: Final = (np.int64, np.uint64, np.uint16, np.int64, np.int64)
+COLUMNS: Final = (np.int64, np.uint64, np.int64, np.int64, np.uint16)  # the narrow one last: all stay aligned
+ROW_BYTES: Final = sum(np.dtype(kind).itemsize for kind in COLUMNS)
 CHECK_SECONDS: Final = 0.005  # how often a waiting reader looks beyond its slot
 SPIN_NANOSECONDS: Final = 20_000
 SECOND_LOOK_SECONDS: Final = 0.001
+
+
+def columns_for(limit: int) -> tuple[Any, ...]:
+    """Return room for the columns of ``limit`` records, as one block.
+
+    Five blocks of half a megabyte would each be mapped by malloc and unmapped again, batch after batch, and the
+    kernel would zero their pages every time: that cost more than the scan.
+    """
+    block = np.empty(limit * ROW_BYTES, np.uint8)
+    columns, start = [], 0
+    for kind in COLUMNS:
+        end = start + limit * np.dtype(kind).itemsize
+        columns.append(block[start:end].view(kind))
+        start = end
+    positions, timestamps, offsets, lengths, kinds = columns
+    return positions, timestamps, kinds, offsets, lengths
 
 
 class Reader(Handle):
@@ -85,6 +102,7 @@ class Reader(Handle):
         self._log_id = None if identity is None else identity.log_id
         self._bound: int | None = None
         self._checked = 0.0
+        self._room: tuple[Any, ...] | None = None  # the columns of a batch that were not filled up
         self._dead = ""
 
     @classmethod
@@ -133,10 +151,9 @@ class Reader(Handle):
         if limit < 1:
             raise OptionsError(f"limit={limit}: must be at least 1")
         with self._lock:
-            while True:
-                batch = self._scan(limit)
-                if len(batch) or not self._resolve():
-                    return batch
+            if self._ready():
+                return self._scan(limit)
+            return self._batch(self._cursor.window, columns_for(0))
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until there is something to read; False when ``timeout`` seconds are over.
@@ -264,12 +281,19 @@ class Reader(Handle):
     # --- How it moves
 
     def _scan(self, limit: int) -> Batch:
-        self._check_open()
+        room = self._room if self._room is not None and len(self._room[0]) == limit else columns_for(limit)
+        self._room = None
         window = self._cursor.window
-        columns: tuple[Any, ...] = tuple(np.empty(limit, kind) for kind in COLUMNS)
-        count = self._cursor.scan(limit, SPAN_BYTES, *columns)
-        if count < limit:  # a batch that is mostly room would keep that room
-            columns = tuple(column[:count].copy() for column in columns)
+        count = self._cursor.scan(limit, SPAN_BYTES, *room)
+        if count == limit:
+            return self._batch(window, room)
+        columns = columns_for(count)  # a batch that is mostly room would keep that room: the next one gets it
+        for column, filled in zip(columns, room, strict=True):
+            column[:] = filled[:count]
+        self._room = room if limit <= DEFAULT_LIMIT else None
+        return self._batch(window, columns)
+
+    def _batch(self, window: Any, columns: tuple[Any, ...]) -> Batch:
         positions, timestamps, kinds, offsets, lengths = columns
         return Batch(
             window,
