@@ -39,7 +39,18 @@ reason = ""
 
 if not TYPE_CHECKING:
     try:
-        from penstock.kernel import envelope, filechannel, foldindex, gather, maps, messagelog, natswire, pgss, xchannel
+        from penstock.kernel import (
+            envelope,
+            filechannel,
+            foldindex,
+            gather,
+            maps,
+            messagelog,
+            natswire,
+            pgss,
+            xchannel,
+            xchannelwrite,
+        )
     except ImportError as exc:
         native = False
         reason = f"the compiled kernel is not installed ({exc})"
@@ -55,7 +66,20 @@ if not TYPE_CHECKING:
             xchannel,
         )
 else:
-    from penstock.kernel import envelope, filechannel, foldindex, gather, maps, messagelog, natswire, pgss, xchannel
+    from penstock.kernel import (
+        envelope,
+        filechannel,
+        foldindex,
+        gather,
+        maps,
+        messagelog,
+        natswire,
+        pgss,
+        xchannel,
+    )
+    from penstock.kernel import (
+        xchannelwrite as xchannelwrite,  # only the compiled kernel writes
+    )
 
 Mapping = maps.Mapping
 Cursor = xchannel.Cursor

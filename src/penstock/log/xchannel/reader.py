@@ -53,6 +53,7 @@ ROW_BYTES: Final = sum(np.dtype(kind).itemsize for kind in COLUMNS)
 CHECK_SECONDS: Final = 0.005  # how often a waiting reader looks beyond its slot
 SPIN_NANOSECONDS: Final = 20_000
 SECOND_LOOK_SECONDS: Final = 0.001
+TAIL: Final = int(Stop.TAIL)  # compared at every poll: a plain number is faster
 
 
 def columns_for(limit: int) -> tuple[Any, ...]:
@@ -135,7 +136,7 @@ class Reader(Handle):
     def try_read(self) -> Record | None:
         """Return the next record, or None when there is none yet."""
         record = self._cursor.next()
-        while record is None and self._resolve():
+        while record is None and not self._resting() and self._resolve():
             record = self._cursor.next()
         return record
 
@@ -202,6 +203,16 @@ class Reader(Handle):
     def file_sequence(self) -> int:
         """The number of the file it stands in."""
         return split_position(self.position)[0]
+
+    @property
+    def region_bytes(self) -> int:
+        """The size of a region of this channel, as its writer chose it."""
+        return self._require().region_bytes
+
+    @property
+    def max_message_bytes(self) -> int:
+        """The limit that the writer of this file was opened with, its low 32 bits; 0 for none."""
+        return self._require().header.max_message_bytes
 
     def seek(self, position: int) -> None:
         """Go to a record by its position; a refused seek changes nothing."""
@@ -307,9 +318,16 @@ class Reader(Handle):
     def _ready(self) -> bool:
         """Whether a read would return something."""
         while not self._cursor.ready():
-            if not self._resolve():
+            if self._resting() or not self._resolve():
                 return False
         return True
+
+    def _resting(self) -> bool:
+        """Whether there is nothing to do but wait: at the tail, and having looked around a moment ago.
+
+        What makes polling cheap: it asks for no lock and decides from what only this reader writes.
+        """
+        return self._cursor.status == TAIL and time.monotonic() - self._checked < CHECK_SECONDS
 
     def _resolve(self) -> bool:
         """Deal with what the walk stopped at: True to walk on, False when there is nothing more yet."""

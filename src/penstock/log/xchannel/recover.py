@@ -17,10 +17,11 @@ import logging
 import struct
 import time
 
+from penstock import kernel
 from penstock.disk import Disk, save_atomically
 from penstock.disk.posix import folder_of
 from penstock.errors import CorruptionError
-from penstock.kernel import Cursor, xchannel
+from penstock.kernel import Cursor
 from penstock.log.sidecar import Sidecar
 from penstock.log.xchannel.files import ChannelFile, discover, page_size, problem_at
 from penstock.log.xchannel.format import (
@@ -85,7 +86,7 @@ def complete_roll(disk: Disk, base: str, sequence: int, region_bytes: int) -> No
         slot = file.find_tail(cursor)
         if cursor.status == Stop.TAIL and file.size % file.region_bytes == 0:
             window, start = file.window(slot, writable=True)
-            xchannel.commit_roll(window, slot - start, time.time_ns())
+            kernel.xchannelwrite.commit_roll(window, slot - start, time.time_ns())
             logger.warning("%s: completed its Roll to %s", file.path, file_path(base, sequence))
         elif cursor.status != Stop.ROLLED:
             logger.warning("%s; readers will stop there", problem_at(file, slot, cursor.status))
@@ -93,7 +94,7 @@ def complete_roll(disk: Disk, base: str, sequence: int, region_bytes: int) -> No
         at_rest = slot + 2 * SLOT_BYTES
         if file.header.write_position != at_rest:
             head = file.file.map(0, page_size, writable=True)
-            xchannel.store_counts(head, at_rest, xchannel.load_counts(head)[1])
+            kernel.xchannelwrite.store_counts(head, at_rest, kernel.load_counts(head)[1])
     finally:
         file.close()
 

@@ -283,7 +283,7 @@ class Writer(Handle):
             raise UnsupportedError(
                 f"{self.path}: writing a channel needs memory order between processes, and {kernel.reason}"
             )
-        from penstock.kernel.xchannel import Appender
+        from penstock.kernel.xchannelwrite import Appender
 
         there = self._disk.stat(self.path)
         if there is not None and there.is_folder:
@@ -328,8 +328,8 @@ class Writer(Handle):
             self._writable(file).allocate(region, file.region_bytes)
             head = file.file.map(0, page_size, writable=True)
             window, start = file.window(offset, writable=True)
-            kernel.xchannel.install_header(window, offset - start)
-            kernel.xchannel.store_counts(head, offset + 16, count)
+            kernel.xchannelwrite.install_header(window, offset - start)
+            kernel.xchannelwrite.store_counts(head, offset + 16, count)
         except BaseException:
             file.close()
             raise
@@ -433,7 +433,7 @@ class Writer(Handle):
         self._writable(file).allocate(offset, file.region_bytes)
         same = offset - self._window_start < len(self._window)
         window, start = (self._window, self._window_start) if same else file.window(offset, writable=True)
-        kernel.xchannel.install_header(window, offset - start)
+        kernel.xchannelwrite.install_header(window, offset - start)
         place = self._place(file, offset, window)
         self._appender.commit_skip()
         self._attach(place)

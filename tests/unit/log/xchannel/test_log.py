@@ -7,6 +7,7 @@ import struct
 from pathlib import Path
 
 import pytest
+from xchannels import put
 
 from penstock.disk import PosixDisk
 from penstock.errors import CorruptionError, ExpiredError, OptionsError, UnsupportedError
@@ -14,12 +15,6 @@ from penstock.log.sidecar import Sidecar
 from penstock.log.xchannel import Writer, XChannelLog
 from penstock.log.xchannel.files import ChannelFile, discover, sidecar_prefix
 from penstock.log.xchannel.log import recognise
-
-
-def put(path: Path, offset: int, data: bytes) -> None:
-    with path.open("r+b") as file:
-        file.seek(offset)
-        file.write(data)
 
 
 def test_stat_says_what_there_is_to_say(tmp_path: Path) -> None:

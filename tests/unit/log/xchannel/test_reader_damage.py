@@ -1,0 +1,93 @@
+"""What a reader does about damage.  Numbers in comments are those of the original's own suites (facts 6)."""
+
+from __future__ import annotations
+
+import struct
+import time
+from pathlib import Path
+
+import pytest
+from xchannels import payloads, put, taken
+
+from penstock.errors import (
+    CorruptionError,
+)
+from penstock.log.xchannel import Reader, Writer
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.mark.parametrize(
+    ("offset", "value", "byte"),
+    [(80, b"\2", 80), (80, b"\1\x63", 81)],  # 10, 11
+)
+def test_a_bad_header_is_named_by_every_way_of_reading(offset: int, value: bytes, byte: int, path: Path) -> None:
+    with Writer.open(path, region_bytes=4096) as writer:
+        writer.append(b"x")
+    put(path, offset, value)
+    with Reader.open(path) as reader:
+        for read in (reader.try_read, reader.read_batch, reader.try_read, lambda: reader.wait(0.01)):
+            with pytest.raises(CorruptionError) as caught:
+                read()
+            assert (caught.value.file, caught.value.byte) == (str(path), byte)
+
+
+def test_damage_that_is_mended_is_read_on(path: Path) -> None:
+    with Writer.open(path, region_bytes=4096) as writer:
+        writer.append_many([b"one", b"two"])
+    put(path, 104, b"\7")
+    with Reader.open(path) as reader:
+        assert taken(reader) == b"one"
+        with pytest.raises(CorruptionError):
+            reader.try_read()
+        put(path, 104, b"\1")
+        assert taken(reader) == b"two"
+
+
+def test_skip_damage_goes_on_in_the_next_region_and_says_what_it_left(path: Path) -> None:
+    with Writer.open(path, region_bytes=4096) as writer:
+        writer.append_many([b"a" * 1000, b"b" * 1000, b"c" * 1500, b"d" * 2000, b"e" * 2000])
+    put(path, 80 + 1016, b"\5")
+    with Reader.open(path) as reader:
+        assert reader.skip_damage() is None
+        assert taken(reader)[:1] == b"a"
+        with pytest.raises(CorruptionError):
+            reader.try_read()
+        problem = reader.skip_damage()
+        assert problem is not None
+        assert (problem.byte, problem.file) == (1096, str(path))
+        assert [payload[:1] for payload in payloads(reader)] == [b"d", b"e"]
+        assert reader.skip_damage() is None
+
+
+def test_skip_damage_in_the_last_region_goes_on_in_the_next_file(path: Path) -> None:
+    with Writer.open(path, region_bytes=4096) as writer:
+        writer.append_many([b"a", b"b"])
+        writer.roll()
+        writer.append(b"c")
+    put(path, 104, b"\5")
+    with Reader.open(path) as reader:
+        assert taken(reader) == b"a"
+        assert reader.skip_damage() is not None
+        assert payloads(reader) == [b"c"]
+
+
+def test_a_moment_between_a_commit_and_the_next_header_is_no_damage(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # 2.0.0 lays the next header after the commit: for a moment the bytes of a longer reservation are there.
+    with Writer.open(path, region_bytes=4096) as writer:
+        writer.append(b"x")
+    put(path, 104, b"\xff" * 16)
+    looks = []
+
+    def the_writer_goes_on(seconds: float) -> None:
+        looks.append(seconds)
+        put(path, 104, struct.pack("<BBHIQ", 0, 1, 0, 0, 0))
+
+    with Reader.open(path) as reader:
+        assert taken(reader) == b"x"
+        monkeypatch.setattr(time, "sleep", the_writer_goes_on)
+        assert reader.try_read() is None
+        monkeypatch.undo()
+    assert len(looks) == 1
