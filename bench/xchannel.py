@@ -31,6 +31,7 @@ SPAWN = multiprocessing.get_context("spawn")
 STAMP = struct.Struct("<q")
 GAP_NS = 20_000
 MANY = 10_000
+ROLLING_BYTES = 600  # 100,000 of them fill 59 files of 1 MiB
 
 
 # --- Peers: each is (make(folder, size), producer, consumer) with small send/receive closures
@@ -38,13 +39,14 @@ MANY = 10_000
 
 class Penstock:
     name = "penstock"
+    region_bytes, roll_bytes = 4 << 20, 64 << 20
 
     def __init__(self, folder: str, size: int) -> None:
         self.path, self.size = os.path.join(folder, "channel"), size
-        Writer.precreate(self.path, region_bytes=4 << 20)
+        Writer.precreate(self.path, region_bytes=self.region_bytes)
 
     def sender(self) -> tuple[Callable[[bytes], object], Callable[[list[bytes]], object]]:
-        writer = Writer.open(self.path, roll_bytes=64 << 20, keep_files=16)
+        writer = Writer.open(self.path, roll_bytes=self.roll_bytes, keep_files=16)
         return writer.append, writer.append_many
 
     def receiver(self) -> tuple[Callable[[], Any], Callable[[], int]]:
@@ -73,6 +75,12 @@ class Penstock:
             return record.payload
 
         return one
+
+
+class Rolling(Penstock):
+    """A channel of small regions and files, so that a short run crosses many of both."""
+
+    region_bytes, roll_bytes = 64 << 10, 1 << 20
 
 
 class MultiprocessingQueue:
@@ -316,8 +324,8 @@ def echo_times(peer: Any, count: int, ready: Any, answer: Any) -> None:
     answer.put(late.tobytes())
 
 
-def latency(peer_class: Any, size: int, count: int, folder: str) -> np.ndarray:
-    """Return the one-way times of messages sent at a fixed spacing, in nanoseconds."""
+def latency(peer_class: Any, size: int, count: int, folder: str) -> tuple[np.ndarray, list[Any]]:
+    """Return the one-way times of messages sent at a fixed spacing, in nanoseconds, and what sending them returned."""
     room = tempfile.mkdtemp(dir=folder)
     try:
         peer = peer_class(room, size)
@@ -329,17 +337,37 @@ def latency(peer_class: Any, size: int, count: int, folder: str) -> np.ndarray:
         time.sleep(0.3)
         rest = bytes(size - STAMP.size)
         now, pack = time.monotonic_ns, STAMP.pack
-        due = now()
+        due, sent = now(), []
+        note = sent.append
         for _ in range(count):
             due += GAP_NS
             while now() < due:
                 pass
-            send(pack(now()) + rest)
+            note(send(pack(now()) + rest))
         late = np.frombuffer(answer.get(timeout=120), np.int64)
         process.join(10)
-        return late[count // 20 :]
+        return late[count // 20 :], sent[count // 20 :]
     finally:
         shutil.rmtree(room, ignore_errors=True)
+
+
+def rolling_latency(count: int, folder: str) -> tuple[list[tuple[str, ...]], dict[str, Any]]:
+    """Return a row for all messages of a run over many files, one for those that began a region, one for a file."""
+    late, positions = latency(Rolling, ROLLING_BYTES, count, folder)
+    places = np.array(positions)
+    files, regions = places >> 40, places // Rolling.region_bytes  # 2^40 is a whole number of regions
+    new_file = np.diff(files, prepend=files[0]) != 0
+    new_region = (np.diff(regions, prepend=regions[0]) != 0) & ~new_file
+    rows, figures = [], {}
+    for name, chosen in (
+        ("all", np.ones(len(late), bool)),
+        ("first of a region", new_region),
+        ("first of a file", new_file),
+    ):
+        marks = np.percentile(late[chosen], (50, 90, 99, 99.9)) / 1000 if chosen.any() else []
+        figures[name] = {"messages": int(chosen.sum()), "µs": list(marks)}
+        rows.append((name, f"{int(chosen.sum()):,}", *(f"{mark:.1f}" for mark in marks)))
+    return rows, figures
 
 
 def alone(size: int, folder: str, seconds: float) -> dict[str, float]:
@@ -501,12 +529,18 @@ def main() -> None:
         count = 2_000 if quick else 100_000
         if peer is MultiprocessingQueue:
             count = min(count, 20_000)
-        late = latency(peer, 64, count, options.folder)
+        late, _ = latency(peer, 64, count, options.folder)
         marks = np.percentile(late, (50, 90, 99, 99.9)) / 1000
         figures[f"{peer.name} latency µs"] = marks.tolist()
         rows.append((peer.name, *(f"{mark:.1f}" for mark in marks)))
     sections.append(f"\nOne way, 64 B every {GAP_NS // 1000} µs, both sides spinning, µs:\n")
     sections.append(_table.markdown(("", "p50", "p90", "p99", "p99.9"), rows))
+    rows, figures["rolling latency"] = rolling_latency(5_000 if quick else 100_000, options.folder)
+    sections.append(
+        f"\nThe same, {ROLLING_BYTES} B, over regions of {Rolling.region_bytes >> 10} KiB and files of "
+        f"{Rolling.roll_bytes >> 20} MiB: the messages that crossed into a new one by themselves, µs:\n"
+    )
+    sections.append(_table.markdown(("messages", "how many", "p50", "p90", "p99", "p99.9"), rows))
     figures["memory"] = memory = flat_memory(options.folder, (64 << 20) if quick else (10 << 30))
     sections.append("\nMemory over a long run (4 KiB records, 64 MiB files):\n")
     sections.append(
