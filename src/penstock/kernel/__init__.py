@@ -39,6 +39,7 @@ reason = ""
 
 if not TYPE_CHECKING:
     try:
+        from penstock.kernel import ahead as ahead  # it and xchannelwrite have no twin
         from penstock.kernel import (
             envelope,
             filechannel,

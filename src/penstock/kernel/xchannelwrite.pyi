@@ -12,6 +12,7 @@ class Appender:
         slot: int,
         region_end: int,
         roll_end: int,
+        mapped: int,
         window_offset: int,
         window_position: int,
     ) -> None: ...

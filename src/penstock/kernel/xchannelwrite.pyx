@@ -91,9 +91,12 @@ cdef class Appender:
 
     def attach(
         self, Mapping window not None, Mapping head not None, Py_ssize_t slot, Py_ssize_t region_end,
-        Py_ssize_t roll_end, int64_t window_offset, int64_t window_position,
+        Py_ssize_t roll_end, Py_ssize_t mapped, int64_t window_offset, int64_t window_position,
     ):
-        """Write from ``slot`` on, where a header lies already; parked until ``resume``."""
+        """Write from ``slot`` on, where a header lies already; parked until ``resume``.
+
+        The pages up to ``mapped`` are there; the others are faulted in ahead of the records, a piece at a time.
+        """
         if not window.writable or not head.writable or head.length < 80:
             raise ValueError("the window and the channel header must be mapped for writing")
         if slot < 0 or slot % 8 or region_end > window.length or slot + HEADER > region_end:
@@ -108,7 +111,7 @@ cdef class Appender:
         self.roll_end = roll_end
         self.window_offset = window_offset
         self.window_position = window_position
-        self.populated = slot
+        self.populated = max(slot, min(mapped, region_end))
         self.limit = -1
         self.parked = True
         self.drop()

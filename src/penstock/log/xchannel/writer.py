@@ -33,6 +33,7 @@ from penstock.kernel import Mapping
 from penstock.log.columns import columns_of
 from penstock.log.options import SYNC_SECONDS, SyncMode
 from penstock.log.sidecar import Sidecar
+from penstock.log.xchannel.ahead import Ahead
 from penstock.log.xchannel.files import ChannelFile, discover, page_size, sidecar_prefix
 from penstock.log.xchannel.format import ChannelHeader, Stop, file_path, position_of
 from penstock.log.xchannel.options import DEFAULT_REGION_BYTES, WriterOptions
@@ -89,6 +90,7 @@ class Writer(Handle):
         self._dead = ""
         self._committer: Committer | None = None
         self._head: tuple[ChannelFile, Mapping] | None = None  # the mapped channel header, and whose it is
+        self._ahead = Ahead()
         self._unsynced = 0  # the oldest file that a sync has yet to reach
         self._marked = False
         self._unsafe: OSError | None = None
@@ -254,6 +256,8 @@ class Writer(Handle):
             with self._mutex:
                 self._dead = "the writer is closed"
                 self._appender.detach()
+                self._ahead.give_back(self._file)
+                self._ahead.close()
                 self._file.close()
                 self._sidecar.close()
                 self._held.release()
@@ -263,6 +267,7 @@ class Writer(Handle):
         self._mutex = threading.RLock()
         self._dead = "the writer was opened before a fork: open its own channel in the child"
         self._committer = None
+        self._ahead.forked()
         self._appender.detach()
         self._file.close()
         self._held.release()
@@ -375,16 +380,18 @@ class Writer(Handle):
         head = self._head[1] if self._head and self._head[0] is file else file.file.map(0, page_size, writable=True)
         return file, offset, window, start, head
 
-    def _attach(self, place: _Place) -> None:
-        """Point the appender at a place, where a header lies already."""
+    def _attach(self, place: _Place, mapped: int = 0) -> None:
+        """Point the appender at a place, where a header lies already and pages are mapped up to ``mapped``."""
         file, offset, window, start, head = place
         self._window, self._window_start, self._head = window, start, (file, head)
         region_end = (offset // file.region_bytes + 1) * file.region_bytes
         roll_end = self.options.roll_bytes - start if self.options.roll_bytes else NO_ROLL
         self._appender.attach(
-            window, head, offset - start, region_end - start, roll_end, start,
+            window, head, offset - start, region_end - start, roll_end, max(offset, mapped) - start, start,
             position_of(file.sequence, start),
         )  # fmt: skip
+        if region_end - start < roll_end:  # else the file is rolled before there is a record in that region
+            self._ahead.ask(file, window, start, region_end)
 
     # --- Moving on
 
@@ -430,13 +437,15 @@ class Writer(Handle):
         """Go on in the next region of the file."""
         file = self._file
         offset = (self._appender.offset // file.region_bytes + 1) * file.region_bytes
-        self._writable(file).allocate(offset, file.region_bytes)
+        mapped = self._ahead.take(file, offset)
+        if mapped < 0:
+            self._writable(file).allocate(offset, file.region_bytes)
         same = offset - self._window_start < len(self._window)
         window, start = (self._window, self._window_start) if same else file.window(offset, writable=True)
         kernel.xchannelwrite.install_header(window, offset - start)
         place = self._place(file, offset, window)
         self._appender.commit_skip()
-        self._attach(place)
+        self._attach(place, mapped)
 
     def _roll(self) -> None:
         """Go on in the next file.  If that cannot be had, this one stays in use."""
@@ -460,6 +469,7 @@ class Writer(Handle):
             successor.close()
             raise
         self._appender.commit_roll(time.time_ns())
+        self._ahead.give_back(self._file)
         old, self._file = self._file, successor
         self._attach(place)
         if self._committer is not None:

@@ -1,0 +1,84 @@
+"""The next region of a file, made ready on a second core while the writer fills the present one.
+
+A file is then one region longer than its records need, for as long as its writer goes on; what was not used is
+cut off when the file is rolled or closed.  A writer that is killed leaves that region behind: zeros after the last
+slot, which readers never reach and the next writer uses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from typing import Any, Final
+
+from penstock.disk.posix import PosixFile
+from penstock.kernel import Mapping
+from penstock.log.xchannel.files import ChannelFile
+
+__all__ = ["Ahead"]
+
+SMALLEST_REGION: Final = 256 << 10
+"""A smaller region is made ready by its writer in less time than it takes to ask for it."""
+
+REGIONS_BEFORE: Final = 2
+"""How many regions a writer fills before a thread is worth starting for it."""
+
+
+class Ahead:
+    """Belongs to one writer, which calls it under its lock."""
+
+    def __init__(self) -> None:
+        self._worker: Any = None
+        self._end: Any = None
+        self._asked: tuple[ChannelFile, int] | None = None
+        self._crossed = 0
+
+    def ask(self, file: ChannelFile, window: Mapping, start: int, offset: int) -> None:
+        """Have the region at ``offset`` made ready, if that pays and it lies in the window that begins at ``start``."""
+        self._crossed += 1
+        within = offset + file.region_bytes <= start + len(window)
+        if self._crossed < REGIONS_BEFORE or not within or file.region_bytes < SMALLEST_REGION:
+            return
+        if not isinstance(file.file, PosixFile):
+            return
+        if self._worker is None:
+            self._begin()
+        self._asked = file, offset
+        self._worker.ask(file.file.fd, offset, window, offset - start, file.region_bytes)
+
+    def take(self, file: ChannelFile, offset: int) -> int:
+        """Return up to where the region at ``offset`` is mapped, ``offset`` if it only exists, -1 if it does not."""
+        if self._asked is None or self._asked[0] is not file or self._asked[1] != offset:
+            return -1
+        self._asked = None
+        made = self._worker.settle()
+        return -1 if made == 0 else offset if made == 1 else offset + file.region_bytes
+
+    def give_back(self, file: ChannelFile) -> None:
+        """Cut off what was made ready and not taken: before the file is left."""
+        if self._asked is None or self._asked[0] is not file:
+            return
+        offset, self._asked = self._asked[1], None
+        if self._worker.settle():
+            with contextlib.suppress(OSError):
+                file.file.truncate(offset)  # type: ignore[attr-defined]  # a PosixFile opened by modify
+
+    def close(self) -> None:
+        """Let the thread go."""
+        if self._end is not None:
+            self._end()
+        self._worker = self._end = None
+
+    def forked(self) -> None:
+        """Forget the thread, which stayed with the parent, and its lock, which may be held for ever here."""
+        if self._end is not None:
+            self._end.detach()
+        self._worker = self._end = self._asked = None
+
+    def _begin(self) -> None:
+        from penstock.kernel.ahead import Ahead as Worker
+
+        self._worker = Worker()
+        threading.Thread(target=self._worker.run, name="penstock-ahead", daemon=True).start()
+        self._end = weakref.finalize(self, self._worker.end)  # also when nobody closes the writer

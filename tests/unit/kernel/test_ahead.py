@@ -1,0 +1,96 @@
+"""The thread that makes room ahead of a writer: what it did is exactly what it says it did."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.kernel import Mapping
+from penstock.kernel.ahead import Ahead
+
+pytestmark = [
+    pytest.mark.timeout(60),
+    pytest.mark.skipif(sys.platform != "linux", reason="room is made ahead on Linux only"),
+]
+
+PIECE = 1 << 20
+
+
+@pytest.fixture
+def ahead() -> Iterator[Ahead]:
+    ahead = Ahead()
+    thread = threading.Thread(target=ahead.run)
+    thread.start()
+    yield ahead
+    ahead.end()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def begun(ahead: Ahead, fd: int, offset: int, window: Mapping, start: int) -> int:
+    """Ask until the thread was fast enough to begin; return what it made."""
+    while True:
+        ahead.ask(fd, offset, window, start, PIECE)
+        for _ in range(1000):
+            os.sched_yield()
+        if (made := ahead.settle()) or os.fstat(fd).st_size != offset:
+            return made
+
+
+def test_the_file_grows_by_zeros_that_can_be_written(tmp_path: Path, ahead: Ahead) -> None:
+    with (tmp_path / "file").open("w+b") as file:
+        window = Mapping(file.fileno(), 0, 8 * PIECE, True)
+        for number in range(3):
+            assert begun(ahead, file.fileno(), number * PIECE, window, number * PIECE) in (1, 2)
+            assert os.fstat(file.fileno()).st_size == (number + 1) * PIECE
+        view = memoryview(window)
+        assert not any(view[: 3 * PIECE])
+        view[3 * PIECE - 1] = 7
+    assert (tmp_path / "file").read_bytes()[-1] == 7
+
+
+def test_a_file_that_does_not_end_there_is_left_alone(tmp_path: Path, ahead: Ahead) -> None:
+    with (tmp_path / "file").open("w+b") as file:
+        file.truncate(PIECE)
+        window = Mapping(file.fileno(), 0, 8 * PIECE, True)
+        for offset in (0, 2 * PIECE):
+            for _ in range(20):
+                ahead.ask(file.fileno(), offset, window, offset, PIECE)
+                os.sched_yield()
+                assert ahead.settle() == 0
+        assert os.fstat(file.fileno()).st_size == PIECE
+
+
+def test_what_cannot_be_had_changes_nothing(tmp_path: Path, ahead: Ahead) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    with path.open("r+b") as file, path.open("rb") as reading:
+        window = Mapping(file.fileno(), 0, PIECE, True)
+        for _ in range(20):
+            ahead.ask(reading.fileno(), 0, window, 0, PIECE)  # not open for writing
+            os.sched_yield()
+            assert ahead.settle() == 0
+    assert path.stat().st_size == 0
+
+
+def test_a_request_outside_its_window_is_refused(tmp_path: Path, ahead: Ahead) -> None:
+    with (tmp_path / "file").open("w+b") as file:
+        file.truncate(PIECE)
+        window, reading = (Mapping(file.fileno(), 0, PIECE, writable) for writable in (True, False))
+        for bad, start, length in ((window, 4096, PIECE), (window, -1, 1), (window, 0, 0), (reading, 0, PIECE)):
+            with pytest.raises(ValueError, match="cannot make room"):
+                ahead.ask(file.fileno(), PIECE, bad, start, length)
+
+
+def test_after_its_end_it_does_nothing(tmp_path: Path) -> None:
+    ahead = Ahead()
+    ahead.end()
+    with (tmp_path / "file").open("w+b") as file:
+        ahead.ask(file.fileno(), 0, Mapping(file.fileno(), 0, PIECE, True), 0, PIECE)
+        assert ahead.settle() == 0
+    ahead.run()  # returns at once
