@@ -56,6 +56,7 @@ SLOT_BYTES: Final = 16
 FIRST_SLOT: Final = 80
 PRISTINE: Final = RECORD.pack(0, 1, 0, 0, 0)
 OFFSET_BITS: Final = 40
+MAX_FILE_BYTES: Final = 1 << OFFSET_BITS  # a position has no room for more
 MAX_SEQUENCE: Final = (1 << 63 - OFFSET_BITS) - 1
 SMALLEST_PAGE: Final = 4096
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from penstock.errors import OptionsError
 from penstock.log.options import SYNC_SECONDS, SyncMode, check_sync
 from penstock.log.xchannel.files import page_size
-from penstock.log.xchannel.format import FIRST_SLOT, SLOT_BYTES, footprint
+from penstock.log.xchannel.format import FIRST_SLOT, MAX_FILE_BYTES, SLOT_BYTES, footprint
 
 __all__ = ["WriterOptions"]
 
@@ -47,7 +47,7 @@ class WriterOptions:
     Larger regions take larger messages and fewer steps; a file grows by one region at a time."""
 
     roll_bytes: int = 0
-    """Begin a new file rather than grow past this; 0 keeps to one file for ever."""
+    """Begin a new file rather than grow past this, at most 1 TiB; 0 keeps to one file up to that size."""
 
     def __post_init__(self) -> None:
         check_sync(self.sync, self.sync_seconds)
@@ -63,6 +63,8 @@ class WriterOptions:
         smallest = FIRST_SLOT + footprint(0) + SLOT_BYTES
         if 0 < self.roll_bytes < smallest:
             raise OptionsError(f"roll_bytes={self.roll_bytes}: no record fits a file of less than {smallest} bytes")
+        if self.roll_bytes > MAX_FILE_BYTES:
+            raise OptionsError(f"roll_bytes={self.roll_bytes}: a position names a byte of a file of at most 1 TiB")
 
     def largest_message(self, region_bytes: int) -> int:
         """Return the largest payload that can ever be written with these options."""

@@ -35,13 +35,11 @@ from penstock.log.options import SYNC_SECONDS, SyncMode
 from penstock.log.sidecar import Sidecar
 from penstock.log.xchannel.ahead import Ahead
 from penstock.log.xchannel.files import ChannelFile, discover, page_size, sidecar_prefix
-from penstock.log.xchannel.format import ChannelHeader, Stop, file_path, position_of
+from penstock.log.xchannel.format import MAX_FILE_BYTES, ChannelHeader, Stop, file_path, position_of
 from penstock.log.xchannel.options import DEFAULT_REGION_BYTES, WriterOptions
 from penstock.log.xchannel.recover import complete_roll, cut_back, find_end
 
 __all__ = ["Writer", "Reservation", "cleanup"]
-
-NO_ROLL = (1 << 62) - 1
 
 _Place = tuple[ChannelFile, int, Mapping, int, Mapping]  # file, offset, window, where that starts, channel header
 
@@ -385,7 +383,7 @@ class Writer(Handle):
         file, offset, window, start, head = place
         self._window, self._window_start, self._head = window, start, (file, head)
         region_end = (offset // file.region_bytes + 1) * file.region_bytes
-        roll_end = self.options.roll_bytes - start if self.options.roll_bytes else NO_ROLL
+        roll_end = (self.options.roll_bytes or MAX_FILE_BYTES) - start
         self._appender.attach(
             window, head, offset - start, region_end - start, roll_end, max(offset, mapped) - start, start,
             position_of(file.sequence, start),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -89,6 +90,27 @@ def test_a_region_is_ready_before_it_is_needed(tmp_path: Path) -> None:
             writer.append(bytes(REGION - 200))
             assert live.try_read() is not None
     assert path.stat().st_size == 4 * REGION
+
+
+def test_a_limit_that_the_thread_meets_first_fails_the_append_and_not_the_channel(tmp_path: Path) -> None:  # 96, 99
+    path = tmp_path / "chan"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with Writer.open(path, region_bytes=REGION) as writer, Reader.open(path) as reader:
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4 * REGION, hard))
+            for _ in range(4):
+                writer.append(bytes(REGION - 200))
+            for _ in range(3):
+                time.sleep(0.005)
+                with pytest.raises(OSError, match="too large"):
+                    writer.append(bytes(REGION - 200))
+                assert path.stat().st_size == 4 * REGION
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        for _ in range(3):
+            writer.append(bytes(REGION - 200))
+        assert sum(1 for _ in reader.records(timeout=0)) == 7
+    assert path.stat().st_size == 7 * REGION
 
 
 def test_small_regions_and_short_writers_start_no_thread(tmp_path: Path) -> None:

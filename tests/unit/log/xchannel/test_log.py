@@ -144,3 +144,15 @@ def test_an_opened_file_that_is_no_channel_is_closed_again(tmp_path: Path) -> No
     with pytest.raises(CorruptionError):
         ChannelFile.open(PosixDisk(), str(tmp_path / "chan"), 0)
     assert recognise(PosixDisk(), str(tmp_path / "chan"))  # the only log that is a file: opening says more
+
+
+def test_the_end_is_known_to_one_who_stands_on_the_first_file(tmp_path: Path) -> None:  # 22
+    path = tmp_path / "chan"
+    with Writer.open(path, region_bytes=4096) as writer, XChannelLog(path) as log:
+        assert log.next_position == 80
+        for _ in range(7):
+            writer.append(b"x")
+            writer.roll()
+        writer.append(b"y")
+        assert (log.first_position, log.next_position) == (80, writer.next_position)
+        assert log.next_position == (7 << 40) + 104

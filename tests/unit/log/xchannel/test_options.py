@@ -20,6 +20,8 @@ from penstock.log.xchannel import Reader, Writer, WriterOptions
         ({"region_bytes": 1 << 32}, "below 4 GiB"),
         ({"roll_bytes": -1}, "roll_bytes=-1"),
         ({"roll_bytes": 111}, "no record fits"),
+        ({"roll_bytes": (1 << 40) + 1}, "at most 1 TiB"),
+        ({"roll_bytes": (1 << 64) - 1}, "at most 1 TiB"),  # 45, 46
         ({"max_message_bytes": -1}, "max_message_bytes=-1"),
         ({"keep_files": -1}, "keep_files=-1"),
         ({"sync": "often"}, "sync='often'"),
@@ -29,6 +31,25 @@ from penstock.log.xchannel import Reader, Writer, WriterOptions
 def test_a_contradiction_is_refused_by_name(options: dict[str, Any], reason: str) -> None:
     with pytest.raises(OptionsError, match=reason):
         WriterOptions(**options)
+
+
+def test_a_refused_option_leaves_no_file(tmp_path: Path) -> None:  # 45
+    with pytest.raises(OptionsError):
+        Writer.open(tmp_path / "chan", roll_bytes=1 << 63)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_never_rolled_still_ends_where_positions_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.log.xchannel.writer.MAX_FILE_BYTES", 8192)
+    path = tmp_path / "chan"
+    with Writer.open(path, region_bytes=4096) as writer:
+        positions = [writer.append(bytes(3000)) for _ in range(5)]
+    assert [position >> 40 for position in positions] == [0, 0, 1, 1, 2]
+    assert path.stat().st_size == 8192
+    with Reader.open(path) as reader:
+        assert [record.position for record in reader.records(timeout=0)] == positions
 
 
 @pytest.mark.parametrize("region", [4096, 8192, 16384])

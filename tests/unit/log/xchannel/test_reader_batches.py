@@ -119,3 +119,14 @@ def test_the_columns_of_a_short_batch_hold_no_more_than_its_records(path: Path) 
             while owner.base is not None:
                 owner = owner.base
             assert owner.nbytes < 100
+
+
+def test_single_reads_and_batches_share_one_cursor(path: Path) -> None:  # 62, 65
+    with Writer.open(path, region_bytes=4096) as writer, Reader.open(path) as reader:
+        writer.append_many([b"%d" % number for number in range(6)])
+        assert taken(reader) == b"0"
+        assert reader.read_batch(2).to_payloads() == [b"1", b"2"]
+        assert reader.wait(0)
+        assert bytes(reader.read(timeout=1).payload) == b"3"
+        assert reader.read_batch().to_payloads() == [b"4", b"5"]
+        assert reader.try_read() is None

@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 from xchannels import taken
 
-from penstock.errors import (
-    Timeout,
-)
+from penstock.errors import ReplacedError, Timeout
 from penstock.log.xchannel import Reader, Writer
 
 pytestmark = pytest.mark.timeout(60)
@@ -80,3 +78,33 @@ def test_records_are_awaited_without_blocking_the_loop(path: Path) -> None:
             return await asyncio.wait_for(task, 30)
 
     assert asyncio.run(both()) == [b"one", b"two", b"three"]
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_an_idle_reader_sleeps(live: bool, path: Path) -> None:
+    """Its time on the processor, which does not depend on what else runs: at most a tenth of the wait."""
+    with Writer.open(path) as writer:
+        writer.append(b"x")
+        with Reader.open(path, "live" if live else "first") as reader:
+            list(reader.records(timeout=0))
+            began = time.thread_time()
+            assert reader.wait(0.5) is False
+            assert time.thread_time() - began < 0.05
+
+
+def poll(reader: Reader) -> None:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        assert reader.try_read() is None
+
+
+def test_a_polling_reader_still_looks_around(path: Path) -> None:
+    """Polling decides from what the reader knows; every few milliseconds it has a look at the files all the same."""
+    with Writer.open(path, region_bytes=4096) as writer:
+        writer.append(b"x")
+    with Reader.open(path) as reader:
+        assert taken(reader) == b"x"
+        assert reader.try_read() is None
+        path.unlink()
+        with pytest.raises(ReplacedError, match="its files are gone"):
+            poll(reader)

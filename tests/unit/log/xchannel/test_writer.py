@@ -308,6 +308,18 @@ def test_a_missing_roll_is_completed_by_the_next_writer(tmp_path: Path) -> None:
     assert path.read_bytes() == data  # 84: a completed roll is left alone
 
 
+def test_a_completed_roll_is_left_as_it_is(tmp_path: Path) -> None:  # 84
+    path = tmp_path / "chan"
+    with Writer.open(path, region_bytes=4096) as writer:
+        writer.append(b"one")
+        writer.roll()
+    before = path.read_bytes()
+    for _ in range(2):
+        with Writer.open(path) as writer:
+            writer.append(b"two")
+    assert path.read_bytes() == before
+
+
 def test_a_successor_of_another_region_size_refuses_the_open(tmp_path: Path) -> None:  # 83
     with Writer.open(tmp_path / "chan", region_bytes=4096) as writer:
         writer.append(b"a")
