@@ -56,9 +56,9 @@ def make_segment(rng: random.Random) -> bytes:
 
 def scan(module: Any, data: bytes, at: int, want: int) -> tuple[Any, list[int], list[int]]:
     """Return everything a scan says, and check that it stays inside the data."""
-    seqs, times = np.zeros(LIMIT, np.uint64), np.zeros(LIMIT, np.uint64)
-    spans = np.zeros((4, LIMIT), np.int64)
-    found = module.scan(data, at, want, True, seqs, times, spans)
+    columns = np.zeros((6, LIMIT), np.int64)
+    found = module.scan(data, at, want, True, columns)
+    seqs, spans = columns[0].view(np.uint64), columns[2:]
     count, stop_at = found[0], found[1]
     assert at <= stop_at <= max(len(data), at), (data.hex(), found)
     ends = spans[2, :count] + spans[3, :count]

@@ -278,13 +278,13 @@ class Spool:
         """Return when everything sent so far survives a power cut, with the position that bounds it."""
         self._check()
         if self._committer is not None:
-            return self._committer.request().result()
+            return self._committer.wait()
         return self._sync_now()
 
     def _written(self) -> None:
         assert self._committer is not None
         if self._options.sync == "always":
-            self._committer.request().result()
+            self._committer.wait()
         else:
             self._committer.touch()
 

@@ -190,7 +190,7 @@ class MessageLog(Handle):
         with self._mutex:
             self._check_writable()
         if self._committer is not None:
-            return self._committer.request().result()
+            return self._committer.wait()
         return self._sync_now()
 
     # --- Old segments
@@ -480,12 +480,12 @@ class MessageLog(Handle):
         if self._committer is None:
             return
         if self.options.sync == "always":
-            self._committer.request().result()
+            self._committer.wait()
         else:
             self._committer.touch()
 
     def _sync_now(self) -> int:
-        """Sync what was written, then move the mark; runs on the group's thread."""
+        """Sync what was written, then move the mark; runs once at a time."""
         with self._mutex:
             self._check_writable()
             bound, active, new_names = self._floor, self._active, self._new_names
