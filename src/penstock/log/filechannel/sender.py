@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -23,8 +23,8 @@ from penstock import kernel
 from penstock.disk import Disk, File, Handle
 from penstock.disk.commit import GROUP, Committer
 from penstock.errors import ClosedError, OptionsError, ReadOnlyError, Timeout
-from penstock.log.columns import columns_of
 from penstock.log.filechannel.format import HEADER_BYTES, LAST_POSITION, Header, segment_path
+from penstock.log.filechannel.frames import Frames
 from penstock.log.filechannel.options import ChannelOptions
 from penstock.log.filechannel.recover import NEW, Tail
 from penstock.log.sidecar import Sidecar
@@ -32,6 +32,8 @@ from penstock.log.sidecar import Sidecar
 __all__ = ["Sender", "Spool"]
 
 BUFFER_BYTES: Final = 64 << 10
+CHUNK_BYTES: Final = 1 << 20
+"""How much of a long batch is made into frames at a time: little enough to be still in the cache when it is written."""
 
 
 class Spool:
@@ -87,7 +89,7 @@ class Spool:
             position = self.end
             if position - self.begin >= self._segment_bytes or self._admit is not None:
                 self._prepare(len(frame))
-            self._put(frame)
+            self._put(len(frame), (frame,))
         finally:
             self._lock.release()
         if self._committer is not None:
@@ -95,24 +97,17 @@ class Spool:
         return position
 
     def append_many(self, payloads: Any, timeout: float | None = None) -> NDArray[np.int64]:
-        """Append many messages and return their positions: one lock, one loop, one write a segment."""
-        if isinstance(payloads, list):
-            ends = np.empty(len(payloads), np.int64)
-            run = kernel.encode_list(payloads, ends)
-        else:
-            columns = columns_of(payloads)
-            ends = np.empty(len(columns.offsets), np.int64)
-            run = kernel.encode_spans(columns.data, columns.offsets, columns.lengths, ends)
-        if not len(ends):
-            self._take(timeout)
-            self._lock.release()
-            return ends
+        """Append many messages and return their positions: one lock, and one write a segment or a mebibyte."""
+        frames = Frames(payloads, CHUNK_BYTES)
+        ends = frames.ends
         self._take(timeout)
         try:
+            if not len(ends):
+                return ends
             first = self.end
             if self._admit is not None:
-                self._admit(len(run))
-            self._put_run(memoryview(run), ends)
+                self._admit(int(ends[-1]))
+            self._put_frames(frames)
         finally:
             self._lock.release()
         if self._committer is not None:
@@ -121,18 +116,17 @@ class Spool:
         positions[0], positions[1:] = 0, ends[:-1]
         return positions + first
 
-    def _put_run(self, run: memoryview, ends: NDArray[np.int64]) -> None:
-        """Write encoded frames, going on in a new segment wherever the original would."""
-        done = 0
-        while done < len(run):
+    def _put_frames(self, frames: Frames) -> None:
+        """Write frames, going on in a new segment wherever the original would."""
+        ends, start, done = frames.ends, 0, 0
+        while start < len(ends):
             if self.end - self.begin >= self._segment_bytes:
                 self._rotate()
             room = self._segment_bytes - (self.end - self.begin)
             # The frame that reaches the threshold still belongs to this segment.
-            last = int(np.searchsorted(ends, done + room))
-            stop = int(ends[min(last, len(ends) - 1)])
-            self._put(run[done:stop])
-            done = stop
+            stop = min(int(np.searchsorted(ends, done + room)) + 1, len(ends))
+            self._put(int(ends[stop - 1]) - done, frames.parts(start, stop))
+            start, done = stop, int(ends[stop - 1])
 
     def _prepare(self, size: int) -> None:
         if self._admit is not None:
@@ -140,30 +134,32 @@ class Spool:
         if self.end - self.begin >= self._segment_bytes:
             self._rotate()
 
-    def _put(self, data: bytes | memoryview) -> None:
-        if self.end + len(data) > LAST_POSITION:
+    def _put(self, size: int, parts: Iterable[bytes | memoryview]) -> None:
+        if self.end + size > LAST_POSITION:
             raise OptionsError(f"{self.path}: the positions of this channel are used up")
         if self._flusher is None:
-            self._write(data)
+            self._write(parts)
             self._publish()
             return
-        self._pending.append(bytes(data))
-        self._pending_bytes += len(data)
-        self.end += len(data)
+        self._pending.extend(map(bytes, parts))
+        self._pending_bytes += size
+        self.end += size
         if self._pending_bytes >= BUFFER_BYTES:
             self._flush()
         else:
             self._flusher.wake()
 
-    def _write(self, data: bytes | memoryview) -> None:
+    def _write(self, parts: Iterable[bytes | memoryview]) -> None:
         """Write at ``end``; when it fails, the file is as it was and the channel is read-only."""
-        offset = HEADER_BYTES + self.end - self.begin
+        start = offset = HEADER_BYTES + self.end - self.begin
         try:
-            self._file.write_at(offset, data)
+            for part in parts:
+                self._file.write_at(offset, part)
+                offset += len(part)
         except BaseException as exc:
-            self._undo(offset, exc)
+            self._undo(start, exc)
             raise
-        self.end += len(data)
+        self.end += offset - start
 
     def _undo(self, offset: int, exc: BaseException) -> None:
         with contextlib.suppress(OSError):
@@ -207,10 +203,10 @@ class Spool:
     def _flush(self) -> None:
         if not self._pending:
             return
-        run, size = b"".join(self._pending), self._pending_bytes
+        parts, size = self._pending, self._pending_bytes
         self._pending, self._pending_bytes = [], 0
         self.end -= size
-        self._write(run)
+        self._write((b"".join(parts),))
         self._publish()
         if self._committer is not None:
             self._committer.touch()
