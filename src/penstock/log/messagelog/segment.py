@@ -70,7 +70,8 @@ class Segment:
         stat = self._file.stat()
         self._identity, self._size = stat.identity, stat.size
         self._map: Mapping | None = None
-        self._relatives, self._offsets = array("I"), array("Q")
+        self._relatives, self._offsets = np.empty(0, np.uint32), np.empty(0, np.uint64)
+        self._keys = array("I")  # the relative numbers once more, for a search that is quick for one number
         self._indexed_size = -1  # how long the segment was when its index was read
         self._last: tuple[int, int, int] | None = None  # (file size, last seq, offset behind it)
         self._hint = (0, 0)  # an entry with at least this number, if any, begins at this offset
@@ -86,8 +87,7 @@ class Segment:
         found = self._disk.stat(self.path)
         if found is None or found.identity != self._identity:
             return False
-        if found.size != self._size:
-            self._resize(found.size)
+        self._resize(found.size)
         return True
 
     def close(self) -> None:
@@ -115,9 +115,7 @@ class Segment:
         """
         if not fresh and self.sealed and self._last is not None:
             return self._last[1]
-        size = self._file.stat().size
-        if size != self._size:
-            self._resize(size)
+        self._measure()
         if self._last is not None and self._last[0] == self._size:
             return self._last[1]
         last, start = (self._last[1], self._last[2]) if self._last is not None else (0, self._known(MAX_SEQ))
@@ -136,13 +134,16 @@ class Segment:
 
     # --- Bytes
 
-    def _resize(self, size: int) -> None:
-        """Take note that the file has another length.
+    def _measure(self) -> None:
+        """Look how long the file is now.
 
         A sealed segment may change once more: if the one behind it never got an entry, a later writer removes that
         and the writer after it goes on in this one.
         """
-        if self.sealed:
+        self._resize(self._file.stat().size)
+
+    def _resize(self, size: int) -> None:
+        if self.sealed and size != self._size:
             self._map, self._last, self._indexed_size = None, None, -1
         self._size = size
 
@@ -201,17 +202,17 @@ class Segment:
         if want <= self.number:
             return 0
         self._load_index()
-        at = bisect_right(self._relatives, min(want - self.number, (1 << 32) - 1)) - 1
+        at = bisect_right(self._keys, min(want - self.number, (1 << 32) - 1)) - 1
         if at <= 0:
             return 0
-        offset = self._offsets[at]
+        offset = int(self._offsets[at])
         if offset + ENTRY_OVERHEAD > self._size:
             return 0
         if self.sealed:
             seq, _, sender, payload = HEAD.unpack_from(self._mapped(), offset)
         else:
             seq, _, sender, payload = HEAD.unpack(self._file.read_at(offset, HEAD.size).ljust(HEAD.size, b"\0"))
-        if (seq - self.number) & 0xFFFFFFFF != self._relatives[at] or not 0 < seq <= want:
+        if (seq - self.number) & 0xFFFFFFFF != self._keys[at] or not 0 < seq <= want:
             return 0
         if offset + ENTRY_OVERHEAD + sender + payload > self._size:
             return 0
@@ -225,6 +226,7 @@ class Segment:
                     index = used_index(file.read_at(0, most))
             except OSError:
                 index = used_index(b"")  # missing: read from the start of the segment
-            self._relatives = array("I", index["relative"].tobytes())
-            self._offsets = array("Q", index["offset"].tobytes())
+            self._relatives = np.ascontiguousarray(index["relative"])
+            self._offsets = np.ascontiguousarray(index["offset"])
+            self._keys = array("I", self._relatives.tobytes())
             self._indexed_size = self._size
