@@ -14,13 +14,12 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
 
 from penstock.batch import Batch, Spans
-from penstock.disk import Backoff, Handle, PosixDisk, ReadDisk
+from penstock.disk import Backoff, ClosingHandle, PosixDisk, ReadDisk
 from penstock.errors import ClosedError, ExpiredError, OptionsError, PenstockError, ReplacedError, UnsupportedError
 from penstock.log.messagelog.format import BAD, HEAD, MAX_POSITION, MAX_SEQ, Entry, Stop, segment_number
 from penstock.log.messagelog.segment import Found, Segment
@@ -40,7 +39,7 @@ KEPT_SEGMENTS: Final = 64
 """How many segments a reader keeps open."""
 
 
-class MessageLogReader(Handle):
+class MessageLogReader(ClosingHandle):
     """A message log, read through the face that all logs have.  Positions are sequence numbers.
 
     >>> import tempfile
@@ -233,12 +232,6 @@ class MessageLogReader(Handle):
         """Forget the parent's files in the child of a fork; the next read opens its own."""
         self._lock = threading.RLock()
         self._open = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
     # --- Finding entries
 

@@ -16,14 +16,13 @@ import logging
 import os
 import threading
 import time
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock import kernel
-from penstock.disk import Disk, File, Handle, PosixDisk
+from penstock.disk import ClosingHandle, Disk, File, PosixDisk
 from penstock.disk.commit import GROUP, Committer
 from penstock.disk.posix import folder_of
 from penstock.errors import ClosedError, OptionsError, ReadOnlyError, UnsupportedError
@@ -59,7 +58,7 @@ CHUNK_BYTES: Final = 4 << 20
 """How much of an append_many is encoded and written at a time."""
 
 
-class MessageLog(Handle):
+class MessageLog(ClosingHandle):
     """The one writer of a message log; a second one is refused.  Safe to use from several threads.
 
     >>> import tempfile
@@ -276,12 +275,6 @@ class MessageLog(Handle):
         if self._active is not None:
             self._active.close()
         self._held.release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<MessageLog {self.path} {self._dead or self._broken or f'at {self._floor}'}>"

@@ -15,8 +15,7 @@ import pytest
 from penstock.batch import Batch
 from penstock.disk import FaultyDisk, MemoryDisk
 from penstock.errors import OptionsError, ReadOnlyError
-from penstock.log.filechannel import ChannelOptions, FileChannel
-from penstock.log.filechannel import sender as sending
+from penstock.log.filechannel import ChannelOptions, FileChannel, spool
 from penstock.log.filechannel.frames import Frames
 
 PAYLOADS = [random.Random(n).randbytes(n * 37 % 500) for n in range(120)]
@@ -64,7 +63,7 @@ def test_spans_outside_their_buffer_are_refused_before_anything_is_sent() -> Non
 
 @pytest.mark.parametrize("segment_bytes", [7000, 1 << 20])
 def test_a_long_batch_leaves_the_bytes_of_single_sends(monkeypatch: pytest.MonkeyPatch, segment_bytes: int) -> None:
-    monkeypatch.setattr(sending, "CHUNK_BYTES", 1500)
+    monkeypatch.setattr(spool, "CHUNK_BYTES", 1500)
     one, many = MemoryDisk(), MemoryDisk()
     options = ChannelOptions(sync="none", compression="none", segment_bytes=segment_bytes)
     with FileChannel.open("c", options, disk=one) as channel:
@@ -82,7 +81,7 @@ def test_a_long_batch_leaves_the_bytes_of_single_sends(monkeypatch: pytest.Monke
 def test_a_long_batch_that_meets_a_full_disk_leaves_nothing_of_its_segment(
     monkeypatch: pytest.MonkeyPatch, fails: int
 ) -> None:
-    monkeypatch.setattr(sending, "CHUNK_BYTES", 1500)
+    monkeypatch.setattr(spool, "CHUNK_BYTES", 1500)
     disk = FaultyDisk(MemoryDisk())
     options = ChannelOptions(sync="none", compression="none")
     channel = FileChannel.open("c", options, disk=disk)
