@@ -171,6 +171,7 @@ class ChannelView(ChannelReceivers):
     Named receivers work here too: their cursors are files, and the writer collects nothing they still need.
 
     >>> import tempfile
+    >>> from penstock.log.filechannel import FileChannel
     >>> folder = tempfile.TemporaryDirectory()
     >>> channel = FileChannel.open(folder.name)
     >>> view = FileChannel.attach(folder.name)
