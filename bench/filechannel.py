@@ -3,7 +3,8 @@
     python bench/filechannel.py [--quick] [--sizes 64 512] [--folder DIR] [--json]
 
 Every queue writes N messages into a fresh folder and reads them back, in this process, in one run on this machine.  All
-are measured the way they come: no queue here syncs each message except where the table says so.  persist-queue and
+are measured the way they come: no queue here syncs each message except where the table says so.  The ceiling is a plain
+file that gets as many bytes in pieces of a mebibyte.  persist-queue and
 diskcache are in the dependency group ``bench``.  The Go library's figures are quoted from its README (MacBook Pro M1
 Pro), not measured here.
 """
@@ -133,6 +134,64 @@ def disk_deque(folder: str, payload: bytes, count: int) -> Seconds:
     return result
 
 
+def plain_file(folder: str, payload: bytes, count: int) -> Seconds:
+    """As many bytes through write and read of one file, a mebibyte at a time, without a message in them."""
+    chunk, total = bytes(1 << 20), count * (len(payload) + 8)
+    with open(folder, "w+b", buffering=0) as file:
+
+        def write() -> None:
+            file.writelines(chunk[: total - start] for start in range(0, total, len(chunk)))
+
+        def read() -> None:
+            file.seek(0)
+            while file.read(len(chunk)):
+                pass
+
+        return timed(write), timed(read)
+
+
+def opening(quick: bool, where: str | None) -> str:
+    """Say what opening a channel of 10 GiB reads: the files are sparse, but a reader of them would not notice."""
+    from penstock.disk import FaultyDisk, PosixDisk
+    from penstock.log.filechannel.format import Header, segment_path
+
+    options = ChannelOptions(compression="none")
+    segment, count = (1 << 20, 4) if quick else (512 << 20, 20)
+    folder = tempfile.mkdtemp(prefix="penstock-bench-", dir=where)
+    try:
+        for index in range(count):
+            with open(segment_path(folder, index), "wb") as file:
+                file.write(Header(index, index * segment).encode())
+                file.truncate(64 + segment)
+        with open(segment_path(folder, count), "wb") as file:
+            file.write(Header(count, count * segment).encode())
+        with FileChannel.open(folder, options) as channel:
+            channel.append_many([bytes(4096)] * 256)
+        began, before = time.perf_counter(), bytes_read()
+        channel = FileChannel.open(folder, options)
+        seconds, size = time.perf_counter() - began, bytes_read() - before
+        channel.close()
+        disk = FaultyDisk(PosixDisk())  # it keeps a list of what is done to files
+        FileChannel.open(folder, options, disk=disk).close()
+        reads = ("read_at", "read_into", "map")
+        segments = {path.rpartition("/")[2] for operation, path in disk.calls if operation in reads}
+        names = ", ".join(sorted(name for name in segments if name.startswith("segment.")))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    gib = count * segment / (1 << 30)
+    took = f"{seconds * 1000:.1f} ms, {size:,} bytes read, of its segments only {names}"
+    return f"Opening a channel of {gib:.3g} GiB in {count + 1} segments: {took}."
+
+
+def bytes_read() -> int:
+    """Return how much this process has read so far, by the account of the operating system; 0 where there is none."""
+    try:
+        with open("/proc/self/io") as file:
+            return int(file.readline().split()[1])
+    except OSError:
+        return 0
+
+
 PEERS = {"persist-queue file": persist_file, "persist-queue SQLite": persist_sqlite, "diskcache.Deque": disk_deque}
 
 
@@ -169,6 +228,7 @@ def run(quick: bool, sizes: list[int], where: str | None = None) -> list[dict[st
         }
         peers = {name: measure(work, payload, peer, where) for name, work in PEERS.items()}
         best = max(rate[2] for rate in peers.values())
+        own["plain file, no messages: the ceiling"] = measure(plain_file, payload, many, where)
         for name, rate in {**own, **peers}.items():
             rows.append(
                 {"size": size, "queue": name, "write": rate[0], "read": rate[1], "both": rate[2],
@@ -201,7 +261,8 @@ def main() -> None:
     parser.add_argument("--folder", help="where the queues are made; the temporary folder unless given")
     arguments = parser.parse_args()
     rows = run(arguments.quick, arguments.sizes or list(SIZES[1:2] if arguments.quick else SIZES), arguments.folder)
-    print(json.dumps(rows) if arguments.json else table(rows))
+    opened = opening(arguments.quick, arguments.folder)
+    print(json.dumps([*rows, {"opening": opened}]) if arguments.json else f"{table(rows)}\n\n{opened}")
 
 
 if __name__ == "__main__":

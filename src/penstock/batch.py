@@ -103,9 +103,10 @@ class Batch(Sequence[Record]):
             next_position = int(positions[-1]) + 1 if len(positions) else 0
         self.next_position = next_position
         self._view: memoryview | None = None
-        columns = (payloads, timestamps, kinds, *self.extra.values())
-        if any(column is not None and len(column) != len(positions) for column in columns):
-            raise OptionsError("the columns of a batch differ in length")
+        count = len(positions)
+        for column in (payloads, timestamps, kinds, *self.extra.values()):
+            if column is not None and len(column) != count:
+                raise OptionsError("the columns of a batch differ in length")
 
     @classmethod
     def of(

@@ -34,10 +34,9 @@ def segments(draw: Any) -> bytes:
 
 
 def scanned(module: Any, data: bytes, at: int, want: int, ordered: bool, limit: int) -> Any:
-    seqs, times = np.zeros(limit, np.uint64), np.zeros(limit, np.uint64)
-    spans = np.zeros((4, limit), np.int64)
-    found = module.scan(data, at, want, ordered, seqs, times, spans)
-    return found, seqs.tolist(), times.tolist(), spans.tolist()
+    columns = np.zeros((6, limit), np.int64)
+    found = module.scan(data, at, want, ordered, columns)
+    return found, columns[0].view(np.uint64).tolist(), columns[1:].tolist()
 
 
 @given(segments(), U64, st.booleans(), st.integers(0, 20), st.integers(0, 100))
@@ -100,10 +99,10 @@ def test_both_encode_alike(entries: Any, target: Any, room: int, one_sender: boo
 
 @pytest.mark.parametrize("module", [compiled, twin], ids=["compiled", "twin"])
 def test_columns_that_do_not_fit_are_refused(module: Any) -> None:
-    with pytest.raises(ValueError, match="differ in length"):
-        module.scan(b"x", 0, 0, True, np.zeros(2, np.uint64), np.zeros(1, np.uint64), np.zeros((4, 2), np.int64))
+    with pytest.raises(ValueError, match="six columns"):
+        module.scan(b"x", 0, 0, True, np.zeros((5, 2), np.int64))
     with pytest.raises(ValueError, match="before the data"):
-        module.scan(b"x", -1, 0, True, np.zeros(0, np.uint64), np.zeros(0, np.uint64), np.zeros((4, 0), np.int64))
+        module.scan(b"x", -1, 0, True, np.zeros((6, 0), np.int64))
     with pytest.raises(ValueError, match="outside"):
         module.encode_list([b"x"], 2, b"", 1, 0, 9, 9, 0, 0, 9, 1, np.zeros(0, np.uint8))
     with pytest.raises(ValueError, match="too long"):

@@ -8,7 +8,7 @@ from penstock.disk.atomic import save_atomically
 from penstock.disk.commit import Committer, GroupCommit
 from penstock.disk.face import Disk, File, Lock, ReadDisk, ReadFile, Stat
 from penstock.disk.faulty import FaultyDisk
-from penstock.disk.handle import Handle
+from penstock.disk.handle import ClosingHandle, Handle
 from penstock.disk.memory import MemoryDisk
 from penstock.disk.posix import PosixDisk
 from penstock.disk.wait import Backoff
@@ -28,4 +28,5 @@ __all__ = [
     "Committer",
     "Backoff",
     "Handle",
+    "ClosingHandle",
 ]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import weakref
-from typing import NoReturn
+from types import TracebackType
+from typing import NoReturn, Self
 
-__all__ = ["Handle"]
+__all__ = ["Handle", "ClosingHandle"]
 
 _open: weakref.WeakSet[Handle] = weakref.WeakSet()
 
@@ -32,6 +33,29 @@ class Handle:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(f"a {type(self).__name__} cannot be pickled: open it again where it is needed")
+
+
+class ClosingHandle(Handle):
+    """A handle that a ``with`` block closes.
+
+    >>> class Door(ClosingHandle):
+    ...     def close(self) -> None:
+    ...         print("closed")
+    >>> with Door():
+    ...     print("inside")
+    inside
+    closed
+    """
+
+    def close(self) -> None:
+        """Let go of everything; twice is fine."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
 
 
 def _after_fork() -> None:

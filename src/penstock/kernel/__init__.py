@@ -30,6 +30,7 @@ __all__ = [
     "natswire",
     "encode_frame",
     "encode_list",
+    "frame_ends",
     "encode_spans",
     "scan_frames",
 ]
@@ -93,5 +94,6 @@ decode_envelopes = envelope.decode
 Fold = foldindex.Fold
 encode_frame = filechannel.encode_frame
 encode_list = filechannel.encode_list
+frame_ends = filechannel.frame_ends
 encode_spans = filechannel.encode_spans
 scan_frames = filechannel.scan

@@ -78,6 +78,21 @@ def encode_frame(payload):
     return frame
 
 
+def frame_ends(list payloads not None, int64_t[::1] ends not None):
+    """Fill ends with where the frame of each payload ends; -1 when one of them is not exactly bytes, else the total."""
+    cdef Py_ssize_t i = 0, total = 0
+    if ends.shape[0] != PyList_GET_SIZE(payloads):
+        raise ValueError("ends must have one place for each payload")
+    for item in payloads:
+        if not PyBytes_CheckExact(item) or i >= ends.shape[0]:
+            return -1
+        check_length(PyBytes_GET_SIZE(item))
+        total += HEAD + PyBytes_GET_SIZE(item)
+        ends[i] = total
+        i += 1
+    return total
+
+
 def encode_list(list payloads not None, int64_t[::1] ends not None):
     """Return the frames of all payloads in one run; ends gets where each one ends in it."""
     cdef Py_ssize_t i, count, total = 0, length

@@ -3,15 +3,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-def scan(
-    data: Any,
-    at: int,
-    want: int,
-    ordered: bool,
-    seqs: NDArray[np.uint64],
-    times: NDArray[np.uint64],
-    spans: NDArray[np.int64],
-) -> tuple[int, int, int, int]: ...
+def scan(data: Any, at: int, want: int, ordered: bool, columns: NDArray[np.int64]) -> tuple[int, int, int, int]: ...
 def walk(data: Any, name: int, index: NDArray[np.uint8]) -> tuple[int, int, int, int, int, int, int, int, int, int]: ...
 def find_entry(data: Any, at: int, low: int, high: int) -> int: ...
 def encode_one(seq: int, ms: int, sender: Any, payload: Any) -> bytes: ...

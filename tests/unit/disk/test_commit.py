@@ -95,3 +95,69 @@ def test_close_waits_for_what_was_asked() -> None:
     threading.Timer(0.02, release.set).start()
     committer.close()
     assert future.done()
+
+
+def test_who_comes_alone_syncs_on_its_own_thread() -> None:
+    committer = GroupCommit().committer(threading.get_ident)
+    assert committer.wait() == threading.get_ident()
+    assert committer.request().result(10) != threading.get_ident()
+    committer.close()
+    with pytest.raises(ClosedError):
+        committer.wait()
+
+
+def test_who_comes_while_another_syncs_shares_the_next_sync() -> None:
+    entered, release = threading.Event(), threading.Event()
+    running, syncs = [], []
+
+    def sync() -> int:
+        running.append(1)
+        assert len(running) == 1, "two syncs at a time"
+        syncs.append(1)
+        entered.set()
+        release.wait(10)
+        running.pop()
+        return len(syncs)
+
+    committer = GroupCommit().committer(sync, interval=0.001)
+    found: list[int] = []
+    threads = [threading.Thread(target=lambda: found.append(committer.wait())) for _ in range(9)]
+    threads[0].start()
+    assert entered.wait(10)
+    committer.touch()
+    for thread in threads[1:]:
+        thread.start()
+    while len(committer._waiting) < 8:
+        threading.Event().wait(0.001)
+    release.set()
+    for thread in threads:
+        thread.join(10)
+    committer.close()
+    assert found.count(1) == 1
+    assert all(number >= 2 for number in found if number != 1)
+    assert len(syncs) <= 3  # the lone one, one for the eight, and perhaps one for the touch
+
+
+def test_a_touch_during_a_sync_of_the_caller_is_not_forgotten() -> None:
+    syncs = []
+    committer = GroupCommit().committer(lambda: syncs.append(1) or committer.touch() or 0, interval=0.01)
+    committer.touch()
+    committer.wait()
+    deadline = threading.Event()
+    for _ in range(1000):
+        if len(syncs) >= 3:
+            break
+        deadline.wait(0.01)
+    assert len(syncs) >= 3
+    committer.close()
+
+
+def test_a_failure_on_the_callers_thread_is_the_callers() -> None:
+    def sync() -> int:
+        raise OSError(5, "Input/output error")
+
+    committer = GroupCommit().committer(sync)
+    with pytest.raises(OSError, match="Input/output"):
+        committer.wait()
+    assert committer.error is not None
+    committer.close()

@@ -20,12 +20,30 @@ LIMIT, END, SHORT, BAD_CRC = range(4)
 Int64 = NDArray[np.int64]
 
 
+def _check_length(length: int) -> None:
+    if length > LARGEST:
+        raise OptionsError(f"a message of {length} bytes is too large: a frame holds at most 4294967295")
+
+
 def encode_frame(payload: Any) -> bytes:
     """Return the frame of one payload."""
     data = bytes(memoryview(payload))
-    if len(data) > LARGEST:
-        raise OptionsError(f"a message of {len(data)} bytes is too large: a frame holds at most 4294967295")
+    _check_length(len(data))
     return HEAD.pack(len(data), zlib.crc32(data)) + data
+
+
+def frame_ends(payloads: list[bytes], ends: Int64) -> int:
+    """Fill ends with where the frame of each payload ends; -1 when one of them is not exactly bytes, else the total."""
+    if len(ends) != len(payloads):
+        raise ValueError("ends must have one place for each payload")
+    total = 0
+    for i, payload in enumerate(payloads):
+        if type(payload) is not bytes:
+            return -1
+        _check_length(len(payload))
+        total += HEAD.size + len(payload)
+        ends[i] = total
+    return total
 
 
 def encode_list(payloads: list[bytes], ends: Int64) -> bytes:

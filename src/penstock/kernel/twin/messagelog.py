@@ -42,18 +42,17 @@ def entry_at(view: memoryview, at: int) -> tuple[int, int]:
     return length, LIMIT
 
 
-def scan(
-    data: Any, at: int, want: int, ordered: bool, seqs: UInt64, times: UInt64, spans: Int64
-) -> tuple[int, int, int, int]:
+def scan(data: Any, at: int, want: int, ordered: bool, columns: Int64) -> tuple[int, int, int, int]:
     """Fill the columns with entries from ``at`` on whose seq is at least ``want``."""
     view, count, skipped, stop = view_of(data), 0, 0, LIMIT
-    if len(times) != len(seqs) or spans.shape != (4, len(seqs)):
-        raise ValueError("the columns differ in length")
+    if columns.shape[0] != 6:
+        raise ValueError("an entry has six columns")
+    unsigned = columns.view(np.uint64)
     if at < 0:
         raise ValueError(f"offset {at} is before the data")
     if at >= len(view):
         return 0, at, END, 0
-    while count < len(seqs):
+    while count < columns.shape[1]:
         length, stop = entry_at(view, at)
         if not length:
             break
@@ -61,10 +60,10 @@ def scan(
         if seq < want:
             skipped += count > 0
         else:
-            seqs[count] = seq
-            times[count] = ms * 1_000_000 if ms <= LAST_MS else NO_TIME
             body = at + HEAD.size
-            spans[:, count] = (body, sender, body + sender, payload)
+            unsigned[:, count] = (
+                seq, ms * 1_000_000 if ms <= LAST_MS else NO_TIME, body, sender, body + sender, payload,
+            )  # fmt: skip
             count += 1
             if ordered:
                 if seq == NO_TIME:

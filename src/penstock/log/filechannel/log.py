@@ -6,11 +6,10 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from penstock.batch import Batch
-from penstock.disk import Backoff, Handle, PosixDisk, ReadDisk
+from penstock.disk import Backoff, ClosingHandle, PosixDisk, ReadDisk
 from penstock.errors import CorruptionError, ExpiredError, OptionsError, ReplacedError
 from penstock.log.filechannel.format import HEADER_BYTES, segment_index, segment_path
 from penstock.log.filechannel.recover import walk_to_end
@@ -23,7 +22,7 @@ from penstock.types import Problem
 __all__ = ["FileChannelLog", "open_reader", "recognise", "end_of", "check_same"]
 
 
-class FileChannelLog(Handle):
+class FileChannelLog(ClosingHandle):
     """A channel, read through the face that all logs have.
 
     >>> import tempfile
@@ -176,12 +175,6 @@ class FileChannelLog(Handle):
         """Forget the parent's files in the child of a fork; the next read opens its own."""
         self._lock = threading.RLock()
         self._walk = Walk(self._folder)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
 
 def end_of(folder: Folder, known: dict[int, int] | None = None) -> int:

@@ -1,18 +1,13 @@
 """The segments of a channel: which there are, what their headers say, and their frames as batches.
 
-    Folder   lists the segments and keeps what their headers say
-    Source   one segment open for reading: mapped, read with pread, or unpacked
-    Walk     goes over the frames of a channel, from segment to segment
-
-How a segment is read follows from who may still change it.  The newest one can be truncated by recovery, so it is
-read with pread into the batch's own bytes.  A sealed plain one is mapped.  A compressed one is unpacked into
-the batch's own bytes.  Nobody meets SIGBUS.
+Folder   lists the segments and keeps what their headers say
+Walk     goes over the frames of a channel, from segment to segment
 """
 
 from __future__ import annotations
 
 import time
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -21,7 +16,6 @@ from penstock import kernel
 from penstock.batch import Batch, Spans
 from penstock.disk import ReadDisk, ReadFile
 from penstock.errors import CorruptionError, ExpiredError, OptionsError
-from penstock.log.filechannel.compress import Unpacker
 from penstock.log.filechannel.format import (
     FRAME_HEAD,
     HEADER_BYTES,
@@ -30,11 +24,11 @@ from penstock.log.filechannel.format import (
     segment_index,
     segment_path,
 )
+from penstock.log.filechannel.sources import READ_BYTES, Live, Mapped, Packed, Source
 from penstock.types import Problem
 
 __all__ = ["Folder", "Walk", "Files"]
 
-READ_BYTES: Final = 1 << 20
 SPAN_BYTES: Final = 1 << 30  # a batch stays within what Arrow can address
 SECOND_LOOK_SECONDS: Final = 0.001
 
@@ -148,115 +142,6 @@ class Folder:
         while place >= 0 and self.begin(indexes[place]) is None:
             place -= 1
         return place if place >= 0 else None
-
-
-class Source(Protocol):
-    """One open segment.
-
-    ``window`` returns (buffer, offset of ``position`` in it, bytes that are good to look at from there): at
-    least ``want`` of them unless the segment ends sooner.
-    """
-
-    path: str
-    begin: int
-    end: int | None
-    """Where it ends, if its own header says so."""
-
-    def window(self, position: int, want: int, bound: int | None) -> tuple[Any, int, int]:
-        """Return bytes from ``position`` on, none of them at or past ``bound``."""
-
-    def byte_of(self, position: int) -> int:
-        """Return the byte of the file a position is at, or the nearest that can be named."""
-
-    def close(self) -> None:
-        """Let go of the file."""
-
-
-class Live:
-    """A plain segment that may still grow or be trimmed: read with pread."""
-
-    end: int | None = None
-
-    def __init__(self, file: ReadFile, header: Header) -> None:
-        self.path, self.begin, self._file = file.path, header.begin, file
-
-    def window(self, position: int, want: int, bound: int | None) -> tuple[Any, int, int]:
-        """Return a copy of the bytes."""
-        offset = self.byte_of(position)
-        end = self._file.stat().size if bound is None else self.byte_of(bound)
-        data = self._file.read_at(offset, max(0, min(want, end - offset)))
-        return data, 0, len(data)
-
-    def byte_of(self, position: int) -> int:
-        """Return the byte of the file."""
-        return HEADER_BYTES + position - self.begin
-
-    def size(self) -> int:
-        """Return the size of the file now."""
-        return self._file.stat().size
-
-    def close(self) -> None:
-        """Let go of the file."""
-        self._file.close()
-
-
-class Mapped:
-    """A sealed plain segment, mapped whole."""
-
-    end: int | None = None
-
-    def __init__(self, file: ReadFile, header: Header) -> None:
-        self.path, self.begin = file.path, header.begin
-        self._map = file.map(0, max(HEADER_BYTES, file.stat().size))
-        file.close()
-
-    def window(self, position: int, want: int, bound: int | None) -> tuple[Any, int, int]:  # noqa: ARG002
-        """Return the map: no copy, and as much as there is."""
-        offset = self.byte_of(position)
-        end = len(self._map) if bound is None else min(len(self._map), self.byte_of(bound))
-        return self._map, min(offset, end), max(0, end - offset)
-
-    def byte_of(self, position: int) -> int:
-        """Return the byte of the file."""
-        return HEADER_BYTES + position - self.begin
-
-    def close(self) -> None:
-        """Do nothing: the map goes with its last view."""
-
-
-class Packed:
-    """A compressed segment, unpacked in order; going back begins anew."""
-
-    def __init__(self, file: ReadFile, header: Header) -> None:
-        self.path, self.begin, self.end = file.path, header.begin, header.end
-        self._file, self._header = file, header
-        self._rewind()
-
-    def _rewind(self) -> None:
-        self._unpacker = Unpacker(self._file, self._header)
-        self._buffer, self._start = b"", self.begin
-
-    def window(self, position: int, want: int, bound: int | None) -> tuple[Any, int, int]:
-        """Return unpacked bytes; CorruptionError when the stream breaks at or before ``position``."""
-        if position < self._start:
-            self._rewind()
-        while position + want > (end := self._start + len(self._buffer)):
-            keep = max(position, self._start) if position < end else end
-            more = self._unpacker.read(max(want, READ_BYTES))
-            if not more:
-                break
-            self._buffer, self._start = self._buffer[keep - self._start :] + more, keep
-        offset = position - self._start
-        end = len(self._buffer) if bound is None else min(len(self._buffer), bound - self._start)
-        return self._buffer, min(offset, end), max(0, end - offset)
-
-    def byte_of(self, position: int) -> int:  # noqa: ARG002
-        """Return the end of the header: a compressed byte has no position of its own."""
-        return HEADER_BYTES
-
-    def close(self) -> None:
-        """Let go of the file."""
-        self._file.close()
 
 
 class Walk:

@@ -39,7 +39,10 @@ from numpy.typing import NDArray
 __all__ = ["Entry", "Stop", "index_capacity", "segment_name", "segment_number"]
 
 HEAD: Final = struct.Struct("<QQHI")
-ENTRY_OVERHEAD: Final = 26
+CRC_BYTES: Final = 4
+ENTRY_OVERHEAD: Final = HEAD.size + CRC_BYTES
+COLUMNS: Final = 6
+"""What the kernel says of an entry: seq, time in ns, sender offset and length, payload offset and length."""
 MAX_SENDER_BYTES: Final = 510
 MAX_SEQ: Final = (1 << 64) - 1
 MAX_POSITION: Final = (1 << 63) - 1

@@ -10,18 +10,18 @@ from __future__ import annotations
 import bisect
 import logging
 import os
+import struct
 import threading
 import time
 from collections.abc import Iterator
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
 
 from penstock.batch import Batch, Spans
-from penstock.disk import Backoff, Handle, PosixDisk, ReadDisk
+from penstock.disk import Backoff, ClosingHandle, PosixDisk, ReadDisk
 from penstock.errors import ClosedError, ExpiredError, OptionsError, PenstockError, ReplacedError, UnsupportedError
-from penstock.log.messagelog.format import BAD, MAX_POSITION, Entry, Stop, segment_number
+from penstock.log.messagelog.format import BAD, HEAD, MAX_POSITION, MAX_SEQ, Entry, Stop, segment_number
 from penstock.log.messagelog.segment import Found, Segment
 from penstock.log.messagelog.verify import verify_segments
 from penstock.log.options import DEFAULT_LIMIT
@@ -34,11 +34,12 @@ __all__ = ["MessageLogReader", "open_reader", "recognise"]
 logger = logging.getLogger(__name__)
 
 CRC_FAILURES: Final = REGISTRY.counter("message_log_crc_failures", "damaged entries met in sealed segments")
+NUMBER_AND_TIME: Final = struct.Struct("<QQ")
 KEPT_SEGMENTS: Final = 64
 """How many segments a reader keeps open."""
 
 
-class MessageLogReader(Handle):
+class MessageLogReader(ClosingHandle):
     """A message log, read through the face that all logs have.  Positions are sequence numbers.
 
     >>> import tempfile
@@ -66,6 +67,7 @@ class MessageLogReader(Handle):
         self._lock = threading.RLock()
         self._closed = False
         self._open: dict[int, Segment] = {}
+        self._alone: set[int] = set()  # segments that repeat nothing of the one before
         self._warned: set[tuple[str, int]] = set()
         self._numbers = self._list()
         self._log_id = self._identity()
@@ -121,13 +123,13 @@ class MessageLogReader(Handle):
             self._check_open()
             if position > MAX_POSITION:
                 raise OptionsError(f"{self.path}: position {position}: must be below 2^63")
-            if position < self._first():
-                self._refresh()
-                self._check_expired(position)
-            found = self._find(position, limit, expires=True) if limit > 0 else None
-        if found is None:
-            return _nothing(position)
-        return self._batch(found)
+            found = self._near(position, limit)
+            if found is None:
+                if position < self._first():
+                    self._refresh()
+                    self._check_expired(position)
+                found = self._find(position, limit, expires=True) if limit > 0 else None
+        return _nothing(position) if found is None else _batch(found)
 
     def entries(self, from_seq: int = 1, limit: int = DEFAULT_LIMIT) -> Iterator[Entry]:
         """Yield up to ``limit`` entries with their numbers as they are on disk, also those above 2^63 - 1.
@@ -142,15 +144,11 @@ class MessageLogReader(Handle):
             if found is None:
                 return
             view = memoryview(found.data)
-            for index in range(len(found.seqs)):
-                start, length = int(found.spans[0, index]), int(found.spans[1, index])
-                at, size = int(found.spans[2, index]), int(found.spans[3, index])
-                ms = int.from_bytes(view[start - 14 : start - 6], "little")
-                yield Entry(
-                    int(found.seqs[index]), ms, bytes(view[start : start + length]), bytes(view[at : at + size])
-                )
-            left -= len(found.seqs)
-            want = int(found.seqs[-1]) + 1
+            for start, length, at, size in found.columns[2:].T.tolist():
+                seq, ms = NUMBER_AND_TIME.unpack_from(view, start - HEAD.size)
+                yield Entry(seq, ms, bytes(view[start : start + length]), bytes(view[at : at + size]))
+            left -= found.count
+            want = found.last_seq + 1
             if want >= 1 << 64:
                 return
 
@@ -235,27 +233,36 @@ class MessageLogReader(Handle):
         self._lock = threading.RLock()
         self._open = {}
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
-
     # --- Finding entries
+
+    def _near(self, want: int, limit: int) -> Found | None:
+        """Return entries from ``want`` on if it is known in which segment they must be; None says nothing.
+
+        The short way of most reads: one look at the segment's name, which tells whether it still has that file.
+        """
+        numbers = self._numbers
+        index = bisect.bisect_right(numbers, want) - 1
+        if index < 0 or limit <= 0 or numbers[index] not in self._alone:
+            return None
+        segment = self._open.get(numbers[index])
+        if segment is None or segment.sealed != (index + 1 < len(numbers)) or not segment.look():
+            return None
+        found = segment.find(want, limit)
+        return found if found.count and found.damage is None else None
 
     def _find(self, want: int, limit: int, *, expires: bool = False) -> Found | None:
         """Return the first entries from ``want`` on, of one segment, or None when there are none yet."""
         while True:
             for number in self._from(want):
                 segment = self._segment(number)
-                if segment is None or segment.replaced():
+                if segment is None or not segment.look():
                     if self._refresh():  # retention was faster: what was asked for may be gone
                         break
                     continue
                 found = segment.find(want, limit)
                 if found.damage is not None:
                     self._warn(segment.path, found.damage)
-                if len(found.seqs):
+                if found.count:
                     return found
             else:
                 if not self._refresh():
@@ -271,9 +278,13 @@ class MessageLogReader(Handle):
     def _from(self, want: int) -> list[int]:
         """Return the numbers of the segments that ``want`` or later entries can be in, in order."""
         index = max(bisect.bisect_right(self._numbers, want) - 1, 0)
+        self._alone.update(self._numbers[:1])
         while index > 0:  # a segment may repeat what the one before has: that one is read first
             before = self._segment(self._numbers[index - 1])
-            if before is None or before.last_seq(fresh=False) < want:
+            last = None if before is None else before.last_seq(fresh=False)
+            if last is not None and last < self._numbers[index]:
+                self._alone.add(self._numbers[index])
+            if last is None or last < want:
                 break
             index -= 1
         return self._numbers[index:]
@@ -296,25 +307,6 @@ class MessageLogReader(Handle):
         if len(self._open) > KEPT_SEGMENTS:
             self._open.pop(next(iter(self._open))).close()
         return segment
-
-    def _batch(self, found: Found) -> Batch:
-        count = len(found.seqs)
-        if int(found.seqs[-1]) >= MAX_POSITION:
-            count = int(np.searchsorted(found.seqs, np.uint64(MAX_POSITION)))
-        if not count:
-            raise UnsupportedError(
-                f"{found.path} at byte {int(found.spans[0, 0]) + found.base - 22}: entry {int(found.seqs[0])} has a "
-                "number that no position can express; entries() reads it"
-            )
-        positions = found.seqs[:count].view(np.int64)
-        return Batch(
-            found.data,
-            positions,
-            Spans(found.spans[2, :count], found.spans[3, :count]),
-            timestamps=found.times[:count],
-            extra={"seq": positions, "from": Spans(found.spans[0, :count], found.spans[1, :count])},
-            next_position=int(positions[-1]) + 1,
-        )
 
     def _warn(self, path: str, damage: tuple[int, Stop]) -> None:
         byte, stop = damage
@@ -345,10 +337,12 @@ class MessageLogReader(Handle):
         if self._log_id is not None and identity is not None and identity != self._log_id:
             raise ReplacedError(self.path, "its log id changed")
         self._log_id = self._log_id or identity
-        for number in [n for n in self._open if n not in numbers or self._open[n].replaced()]:
+        for number in [n for n in self._open if n not in numbers or not self._open[n].look()]:
             self._open.pop(number).close()
             changed = True
         self._numbers = numbers
+        if changed:
+            self._alone.clear()
         return changed
 
     def _first(self) -> int:
@@ -369,6 +363,28 @@ class MessageLogReader(Handle):
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError(f"{self.path}: the reader is closed")
+
+
+def _batch(found: Found) -> Batch:
+    columns, last = found.columns, found.last_seq
+    if last >= MAX_POSITION:
+        count = int(np.searchsorted(columns[0].view(np.uint64), np.uint64(MAX_POSITION)))
+        if not count:
+            byte, number = found.base + int(columns[2, 0]) - HEAD.size, int(columns[0, 0]) & MAX_SEQ
+            raise UnsupportedError(
+                f"{found.path} at byte {byte}: entry {number} has a number that no position can express; "
+                "entries() reads it"
+            )
+        columns, last = columns[:, :count], int(columns[0, count - 1])
+    positions, times, sender_offsets, sender_lengths, offsets, lengths = columns
+    return Batch(
+        found.data,
+        positions,
+        Spans(offsets, lengths),
+        timestamps=times.view(np.uint64),
+        extra={"seq": positions, "from": Spans(sender_offsets, sender_lengths)},
+        next_position=last + 1,
+    )
 
 
 def _nothing(position: int) -> Batch:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from array import array
+from bisect import bisect_right
 from typing import Any, Final
 
 import msgspec
@@ -13,6 +15,8 @@ from penstock import kernel
 from penstock.disk import ReadDisk
 from penstock.kernel import Mapping
 from penstock.log.messagelog.format import (
+    COLUMNS,
+    CRC_BYTES,
     ENTRY_OVERHEAD,
     HEAD,
     INDEX,
@@ -27,6 +31,8 @@ from penstock.log.messagelog.format import (
 
 __all__ = ["Found", "Segment"]
 
+STOPS: Final = tuple(Stop)
+DAMAGED: Final = (Stop.SHORT, Stop.BAD_CRC)
 READ_BYTES: Final = 4 << 20
 """How much of an active segment is read at a time."""
 STALE_BYTES: Final = 256 << 10
@@ -34,15 +40,23 @@ STALE_BYTES: Final = 256 << 10
 
 
 class Found(msgspec.Struct, frozen=True):
-    """Entries of one segment: columns over ``data``, whose first byte is byte ``base`` of the file."""
+    """Entries of one segment: columns over ``data``, whose first byte is byte ``base`` of the file.
+
+    The columns are the six that the kernel fills; numbers and times in them are the bits of unsigned ones.
+    """
 
     path: str
     data: Any
     base: int
-    seqs: NDArray[np.uint64]
-    times: NDArray[np.uint64]
-    spans: NDArray[np.int64]
+    count: int
+    columns: NDArray[np.int64]
+    last_seq: int
     damage: tuple[int, Stop] | None = None
+
+    @property
+    def end(self) -> int:
+        """The byte of the file behind the last entry."""
+        return self.base + int(self.columns[4, self.count - 1]) + int(self.columns[5, self.count - 1]) + CRC_BYTES
 
 
 class Segment:
@@ -57,37 +71,40 @@ class Segment:
         self._identity, self._size = stat.identity, stat.size
         self._map: Mapping | None = None
         self._relatives, self._offsets = np.empty(0, np.uint32), np.empty(0, np.uint64)
+        self._keys = array("I")  # the relative numbers once more, for a search that is quick for one number
         self._indexed_size = -1  # how long the segment was when its index was read
         self._last: tuple[int, int, int] | None = None  # (file size, last seq, offset behind it)
         self._hint = (0, 0)  # an entry with at least this number, if any, begins at this offset
+        self._average = 256  # bytes of an entry, as far as is known
 
     @staticmethod
     def log_path(folder: str, number: int) -> str:
         """Return the path of a segment's entries."""
         return os.path.join(folder, segment_name(number) + LOG)
 
-    def replaced(self) -> bool:
-        """Whether the name now belongs to another file."""
+    def look(self) -> bool:
+        """Look how long the file is now; False when the name belongs to another file, or to none."""
         found = self._disk.stat(self.path)
-        return found is None or found.identity != self._identity
+        if found is None or found.identity != self._identity:
+            return False
+        self._resize(found.size)
+        return True
 
     def close(self) -> None:
         """Let go of the file; what was mapped stays."""
         self._file.close()
 
     def find(self, want: int, limit: int) -> Found:
-        """Return up to ``limit`` entries whose number is at least ``want``, in growing order."""
-        self._measure()
+        """Return up to ``limit`` entries whose number is at least ``want``, in growing order, as of the last look."""
         seq, offset = self._hint
-        if seq and seq <= want and offset <= self._size:
-            known = self._known(want)
-            start = max(offset, known)
+        if 0 < seq <= want and offset <= self._size:
+            start = offset if seq == want else max(offset, self._known(want))  # most reads go on where they were
             found = self._find_from(start, want, limit)
-            if len(found.seqs) or self._clean(found):
+            if found.count or self._clean(found):
                 return found
         known = self._known(want)
         found = self._find_from(known, want, limit)
-        if not len(found.seqs) and known and not self._clean(found):
+        if not found.count and known and not self._clean(found):
             found = self._find_from(0, want, limit)  # the index lied
         return found
 
@@ -104,16 +121,14 @@ class Segment:
         last, start = (self._last[1], self._last[2]) if self._last is not None else (0, self._known(MAX_SEQ))
         while True:
             found = self._find_from(start, last + 1, 4096)
-            if not len(found.seqs):
+            if not found.count:
                 if last or not start:
                     break
                 start = 0  # the index led to a damaged entry
                 continue
-            if int(found.seqs[-1]) == MAX_SEQ:
-                last, start = MAX_SEQ, self._behind(found)
+            last, start = found.last_seq, found.end
+            if last == MAX_SEQ:
                 break
-            last = int(found.seqs[-1])
-            start = self._behind(found)
         self._last = (self._size, last, start)
         return last
 
@@ -125,7 +140,9 @@ class Segment:
         A sealed segment may change once more: if the one behind it never got an entry, a later writer removes that
         and the writer after it goes on in this one.
         """
-        size = self._file.stat().size
+        self._resize(self._file.stat().size)
+
+    def _resize(self, size: int) -> None:
         if self.sealed and size != self._size:
             self._map, self._last, self._indexed_size = None, None, -1
         self._size = size
@@ -134,13 +151,13 @@ class Segment:
         """Scan on from ``offset`` until an entry is found or there is none."""
         if self.sealed:
             return self._scan(self._mapped(), 0, offset, want, limit, whole=True)
-        length = min(max(limit * 256, 16 << 10), READ_BYTES)
+        length = min(limit * self._average + 2 * INDEX_EVERY, READ_BYTES)  # the index leads to less than one before
         while True:
             data = self._file.read_at(offset, min(length, self._size - offset)) if offset < self._size else b""
             whole = offset + len(data) >= self._size
             found = self._scan(data, offset, 0, want, limit, whole=whole)
             stop_at, stop = self._stopped
-            if len(found.seqs) or whole or stop is Stop.BAD_CRC:
+            if found.count or whole or stop is Stop.BAD_CRC:
                 return found
             if stop_at == 0:  # one entry is longer than what was read; its length says how much it needs
                 _, _, sender, payload = HEAD.unpack_from(data.ljust(HEAD.size, b"\0"))
@@ -154,24 +171,22 @@ class Segment:
 
     def _scan(self, data: Any, base: int, at: int, want: int, limit: int, *, whole: bool) -> Found:
         most = min(limit, (len(data) - at) // ENTRY_OVERHEAD + 1) if at < len(data) else 0
-        seqs, times = np.empty(most, np.uint64), np.empty(most, np.uint64)
-        spans = np.empty((4, most), np.int64)
-        count, end, stop, _ = (
-            kernel.messagelog.scan(data, at, want, True, seqs, times, spans) if most else (0, at, 1, 0)
-        )
-        self._stopped = (end, Stop(stop))
+        columns = np.empty((COLUMNS, most), np.int64)
+        count, end, reason, _ = kernel.messagelog.scan(data, at, want, True, columns) if most else (0, at, 1, 0)
+        stop = STOPS[reason]
+        self._stopped = (end, stop)
+        damage = (base + end, stop) if self.sealed and whole and reason in DAMAGED else None
+        last = 0
         if count:
-            self._hint = (int(seqs[count - 1]) + 1, base + end)
-        damage = (base + end, Stop(stop)) if self.sealed and whole and stop in (Stop.SHORT, Stop.BAD_CRC) else None
-        return Found(self.path, data, base, seqs[:count], times[:count], spans[:, :count], damage)
+            last = int(columns[0, count - 1]) & MAX_SEQ
+            self._hint = (last + 1, base + end)
+            if count >= 16:
+                self._average = (end - int(columns[2, 0])) // count + 1
+        return Found(self.path, data, base, count, columns if count == most else columns[:, :count], last, damage)
 
     def _clean(self, found: Found) -> bool:
         """Whether a scan that found nothing came to the end of the intact entries by itself."""
         return found.damage is None and (self._stopped[1] is Stop.END or (not self.sealed and self._stopped[0] > 0))
-
-    def _behind(self, found: Found) -> int:
-        index = len(found.seqs) - 1
-        return found.base + int(found.spans[2, index]) + int(found.spans[3, index]) + 4
 
     def _mapped(self) -> Mapping | bytes:
         if self._map is None:
@@ -187,8 +202,7 @@ class Segment:
         if want <= self.number:
             return 0
         self._load_index()
-        relative = np.uint32(min(want - self.number, (1 << 32) - 1))
-        at = int(self._relatives.searchsorted(relative, "right")) - 1
+        at = bisect_right(self._keys, min(want - self.number, (1 << 32) - 1)) - 1
         if at <= 0:
             return 0
         offset = int(self._offsets[at])
@@ -198,7 +212,7 @@ class Segment:
             seq, _, sender, payload = HEAD.unpack_from(self._mapped(), offset)
         else:
             seq, _, sender, payload = HEAD.unpack(self._file.read_at(offset, HEAD.size).ljust(HEAD.size, b"\0"))
-        if (seq - self.number) & 0xFFFFFFFF != int(self._relatives[at]) or not 0 < seq <= want:
+        if (seq - self.number) & 0xFFFFFFFF != self._keys[at] or not 0 < seq <= want:
             return 0
         if offset + ENTRY_OVERHEAD + sender + payload > self._size:
             return 0
@@ -214,4 +228,5 @@ class Segment:
                 index = used_index(b"")  # missing: read from the start of the segment
             self._relatives = np.ascontiguousarray(index["relative"])
             self._offsets = np.ascontiguousarray(index["offset"])
+            self._keys = array("I", self._relatives.tobytes())
             self._indexed_size = self._size

@@ -26,7 +26,7 @@ from penstock.disk import Backoff, Disk, File, Lock, PosixDisk, Stat
 from penstock.disk.posix import folder_of
 from penstock.errors import LockedError, ReplacedError, Timeout
 from penstock.log.messagelog.active import ActiveSegment
-from penstock.log.messagelog.format import ENTRY_OVERHEAD, INDEX_ENTRY, LOG, Stop, segment_number
+from penstock.log.messagelog.format import COLUMNS, ENTRY_OVERHEAD, INDEX_ENTRY, LOG, MAX_SEQ, Stop, segment_number
 from penstock.log.messagelog.options import MessageLogOptions
 from penstock.log.messagelog.recover import SegmentState, map_whole, walk_segment
 from penstock.log.messagelog.writer import MessageLog
@@ -156,10 +156,8 @@ class SharedLog(MessageLog):
             return False
         data = active.log.read_at(state.size, found.size - state.size)
         most = len(data) // ENTRY_OVERHEAD + 1
-        seqs, times = np.empty(most, np.uint64), np.empty(most, np.uint64)
-        count, end, stop, _ = kernel.messagelog.scan(
-            data, 0, state.last_seq + 1, True, seqs, times, np.empty((4, most), np.int64)
-        )
+        columns = np.empty((COLUMNS, most), np.int64)
+        count, end, stop, _ = kernel.messagelog.scan(data, 0, state.last_seq + 1, True, columns)
         if stop not in (Stop.END, Stop.LIMIT) or end != len(data) or not count:
             return False
         last_indexed, before = state.size - active.since, state.size
@@ -177,7 +175,7 @@ class SharedLog(MessageLog):
         if used:
             last_indexed = int(offsets[used - 1])
             active.used += used * INDEX_ENTRY.itemsize
-        state.size, state.last_seq = found.size, int(seqs[count - 1])
+        state.size, state.last_seq = found.size, int(columns[0, count - 1]) & MAX_SEQ
         active.since = state.size - last_indexed
         self._floor = max(self._floor, state.last_seq + 1)
         return True

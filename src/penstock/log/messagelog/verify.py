@@ -10,6 +10,7 @@ import numpy as np
 from penstock import kernel
 from penstock.disk import ReadDisk, ReadFile
 from penstock.log.messagelog.format import (
+    COLUMNS,
     ENTRY_OVERHEAD,
     HEAD,
     INDEX,
@@ -60,12 +61,11 @@ class _Segment:
 
     def entries(self) -> Iterator[Problem]:
         """Yield what is wrong with the numbers, up to the first damaged entry."""
-        seqs, times = np.empty(BATCH, np.uint64), np.empty(BATCH, np.uint64)
-        spans = np.empty((4, BATCH), np.int64)
+        columns = np.empty((COLUMNS, BATCH), np.int64)
         while True:
-            count, self.stop_at, stop, _ = kernel.messagelog.scan(self.data, self.stop_at, 0, False, seqs, times, spans)
+            count, self.stop_at, stop, _ = kernel.messagelog.scan(self.data, self.stop_at, 0, False, columns)
             self.stop = Stop(stop)
-            yield from self._numbers(seqs[:count], spans[0, :count] - HEAD.size)
+            yield from self._numbers(columns[0, :count].view(np.uint64), columns[2, :count] - HEAD.size)
             if stop != Stop.LIMIT or not count:
                 return
 

@@ -15,30 +15,28 @@ import contextlib
 import logging
 import os
 import threading
-import time
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock import kernel
-from penstock.disk import Disk, File, Handle, PosixDisk
+from penstock.disk import ClosingHandle, Disk, File, PosixDisk
 from penstock.disk.commit import GROUP, Committer
 from penstock.disk.posix import folder_of
-from penstock.errors import ClosedError, OptionsError, ReadOnlyError, UnsupportedError
+from penstock.errors import ClosedError, OptionsError, ReadOnlyError
 from penstock.log.messagelog.active import ActiveSegment
 from penstock.log.messagelog.columns import EntryColumns, entry_columns, sender_bytes
 from penstock.log.messagelog.format import (
     INDEX,
     INDEX_ENTRY,
     LOG,
-    MAX_POSITION,
     MAX_SENDER_BYTES,
     MAX_SEQ,
     index_capacity,
     segment_name,
 )
+from penstock.log.messagelog.numbers import first_of, milliseconds, next_number, number_column
 from penstock.log.messagelog.options import MessageLogOptions, Retention, check_retention
 from penstock.log.messagelog.recover import SegmentState, bad_path, recover
 from penstock.log.sidecar import Sidecar
@@ -59,7 +57,7 @@ CHUNK_BYTES: Final = 4 << 20
 """How much of an append_many is encoded and written at a time."""
 
 
-class MessageLog(Handle):
+class MessageLog(ClosingHandle):
     """The one writer of a message log; a second one is refused.  Safe to use from several threads.
 
     >>> import tempfile
@@ -132,7 +130,7 @@ class MessageLog(Handle):
         if kind:
             raise OptionsError(f"{self.path}: a message log keeps no kinds, so kind={kind} cannot be kept")
         who = sender_bytes(sender)
-        ms = _milliseconds(timestamp_ns, timestamp_ms)
+        ms = milliseconds(timestamp_ns, timestamp_ms)
         length = len(payload) if type(payload) is bytes else memoryview(payload).nbytes
         if length > self.options.max_payload_bytes:
             raise OptionsError(self._too_large(length))
@@ -140,7 +138,7 @@ class MessageLog(Handle):
             raise OptionsError(f"{self.path}: a sender of {len(who)} bytes is longer than {MAX_SENDER_BYTES}")
         with self._mutex:
             self._check_writable()
-            number = self._number(seq)
+            number = next_number(self.path, self._floor, seq)
             active = self._active or self._begin(number)
             data = kernel.messagelog.encode_one(number, ms, who, payload)
             indexed = active.index_entry(number)
@@ -176,7 +174,7 @@ class MessageLog(Handle):
             if len(who) > MAX_SENDER_BYTES:
                 raise OptionsError(f"{self.path}: a sender of {len(who)} bytes is longer than {MAX_SENDER_BYTES}")
             with self._mutex:
-                numbers = self._append_list(payloads, who, _milliseconds(timestamp_ns, None), seq)
+                numbers = self._append_list(payloads, who, milliseconds(timestamp_ns, None), seq)
         else:
             columns = entry_columns(payloads, sender, timestamp_ns)
             with self._mutex:
@@ -190,7 +188,7 @@ class MessageLog(Handle):
         with self._mutex:
             self._check_writable()
         if self._committer is not None:
-            return self._committer.request().result()
+            return self._committer.wait()
         return self._sync_now()
 
     # --- Old segments
@@ -277,12 +275,6 @@ class MessageLog(Handle):
             self._active.close()
         self._held.release()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         return f"<MessageLog {self.path} {self._dead or self._broken or f'at {self._floor}'}>"
 
@@ -341,18 +333,6 @@ class MessageLog(Handle):
         return self._active
 
     # --- Moving on
-
-    def _number(self, seq: int | None) -> int:
-        """Return the number of the next entry, or say why ``seq`` cannot be it."""
-        if seq is None:
-            seq = self._floor
-            if seq > MAX_SEQ:
-                raise UnsupportedError(f"{self.path}: the numbers of this log are used up")
-        elif not 0 < seq <= MAX_SEQ:
-            raise OptionsError(f"{self.path}: seq={seq}: numbers are between 1 and 2^64 - 1")
-        elif seq < self._floor:
-            raise OptionsError(f"{self.path}: seq={seq}: must be above {self._floor - 1}, which was given out already")
-        return seq
 
     def _write(self, active: ActiveSegment, data: bytes, indexed: bytes, last: int, since: int) -> None:
         """Write encoded entries, the last of them ``last``, and what follows from that."""
@@ -417,7 +397,7 @@ class MessageLog(Handle):
 
     def _append_list(self, payloads: list[Any], sender: bytes, ms: int, seq: int | None) -> NDArray[np.int64]:
         self._check_writable()
-        first = self._numbers(seq, len(payloads))
+        first = first_of(self.path, self._floor, seq, len(payloads))
         index = 0
         while index < len(payloads):
             active = self._active or self._begin(first + index)
@@ -435,7 +415,7 @@ class MessageLog(Handle):
         count = len(columns.offsets)
         if count and int(columns.lengths.max()) > self.options.max_payload_bytes:
             raise OptionsError(self._too_large(int(columns.lengths.max())))
-        numbers = self._number_column(seq, count)
+        numbers = number_column(self.path, self._floor, seq, count)
         index = 0
         while index < count:
             active = self._active or self._begin(int(numbers[index]))
@@ -450,42 +430,18 @@ class MessageLog(Handle):
             index = after
         return numbers.view(np.int64)
 
-    def _numbers(self, seq: int | None, count: int) -> int:
-        """Return the first of ``count`` numbers in a row."""
-        if not count:
-            return self._floor
-        first = self._number(seq)
-        if first + count - 1 > MAX_POSITION:
-            raise UnsupportedError(f"{self.path}: numbers above 2^63 - 1 are no positions; append them one by one")
-        return first
-
-    def _number_column(self, seq: Any, count: int) -> NDArray[np.uint64]:
-        if seq is None or isinstance(seq, int | np.integer):
-            first = self._numbers(None if seq is None else int(seq), count)
-            return np.arange(first, first + count, dtype=np.uint64)
-        numbers = np.asarray(seq)
-        if numbers.shape != (count,) or not np.issubdtype(numbers.dtype, np.integer):
-            raise OptionsError(f"{self.path}: seq needs one number for each of {count} entries")
-        if count:
-            self._number(int(numbers[0]))
-            if int(numbers.max()) > MAX_POSITION:
-                raise UnsupportedError(f"{self.path}: numbers above 2^63 - 1 are no positions; append them one by one")
-            if not (numbers[1:] > numbers[:-1]).all():
-                raise OptionsError(f"{self.path}: the numbers of seq must grow")
-        return np.ascontiguousarray(numbers.astype(np.uint64))
-
     # --- Durability
 
     def _written(self) -> None:
         if self._committer is None:
             return
         if self.options.sync == "always":
-            self._committer.request().result()
+            self._committer.wait()
         else:
             self._committer.touch()
 
     def _sync_now(self) -> int:
-        """Sync what was written, then move the mark; runs on the group's thread."""
+        """Sync what was written, then move the mark; runs once at a time."""
         with self._mutex:
             self._check_writable()
             bound, active, new_names = self._floor, self._active, self._new_names
@@ -519,11 +475,3 @@ class MessageLog(Handle):
 
     def _path(self, number: int, ending: str) -> str:
         return os.path.join(self.path, segment_name(number) + ending)
-
-
-def _milliseconds(timestamp_ns: int | None, timestamp_ms: int | None) -> int:
-    if timestamp_ms is None:
-        timestamp_ms = (time.time_ns() if timestamp_ns is None else timestamp_ns) // 1_000_000
-    if not 0 <= timestamp_ms <= MAX_SEQ:
-        raise OptionsError(f"a time of {timestamp_ms} ms does not fit 64 bits")
-    return timestamp_ms

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import subprocess
 import sys
@@ -187,6 +188,50 @@ def test_asyncio_receives_without_blocking(tmp_path: Path) -> None:
             return found
 
     assert asyncio.run(scene()) == [b"one", b"two", b"three", b"four"]
+
+
+def test_a_cancelled_receive_takes_nothing_with_it(tmp_path: Path) -> None:
+    async def scene() -> list[bytes]:
+        with FileChannel.open(tmp_path / "c", FAST) as channel:
+            rx, named, found = channel.rx(), channel.ack_rx("worker"), []
+            for number in range(20):
+                waiting = [asyncio.create_task(rx.arecv()), asyncio.create_task(named.arecv())]
+                await asyncio.sleep(0.001 * (number % 3))
+                channel.append(b"%d" % number)
+                for task in waiting:
+                    task.cancel()
+                for receiver, task in zip((rx, named), waiting, strict=True):
+                    try:
+                        payload = await task
+                    except asyncio.CancelledError:
+                        payload = await receiver.arecv(timeout=5)
+                    found.append(payload)
+            assert named.unacked == 20
+            return found
+
+    assert asyncio.run(scene()) == [b"%d" % (number // 2) for number in range(40)]
+
+
+def test_a_cancelled_send_happened_whole_or_not_at_all(tmp_path: Path) -> None:
+    async def scene() -> None:
+        with FileChannel.open(tmp_path / "c", ChannelOptions(sync="always")) as channel:
+            tx = channel.tx()
+            for number in range(20):
+                sending = asyncio.create_task(tx.asend(b"%d" % number * 100))
+                await asyncio.sleep(0.0002 * (number % 4))
+                sending.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await sending
+            await tx.asend(b"last")
+
+    asyncio.run(scene())
+    with FileChannel.open(tmp_path / "c", FAST) as channel:
+        assert channel.problems == []
+        found = drain(channel.rx())
+    whole = [b"%d" % number * 100 for number in range(20)]
+    assert b"last" in found
+    assert set(found) - {b"last"} <= set(whole)
+    assert len(found) == len(set(found))
 
 
 # --- Acknowledging

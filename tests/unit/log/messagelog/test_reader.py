@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock import kernel
+from penstock.disk import PosixDisk, Stat
+from penstock.disk.posix import PosixFile
 from penstock.errors import ClosedError, ExpiredError, OptionsError, ReplacedError
 from penstock.log import detect, open_log
 from penstock.log.messagelog import MessageLog, MessageLogOptions, MessageLogReader
@@ -196,3 +200,85 @@ def test_limits_of_reads(tmp_path: Path) -> None:
         assert list(reader.entries(1, 0)) == []
         with pytest.raises(OptionsError, match="2\\^63"):
             reader.read(1 << 63)
+
+
+def test_single_reads_in_any_order_find_their_entry_while_the_log_grows_and_rolls(tmp_path: Path) -> None:
+    rng, options = random.Random(3), MessageLogOptions(sync="none", segment_bytes=20_000)
+    with MessageLog.open(tmp_path, options) as log, MessageLogReader(tmp_path) as reader:
+        for _ in range(40):
+            first = log.next_position
+            log.append_many([b"%d" % n * rng.randrange(1, 60) for n in range(first, first + rng.randrange(1, 40))])
+            last = log.last_seq
+            order = [rng.randrange(1, last + 1) for _ in range(20)]
+            order += range(max(last - 20, 1), last + 1)
+            for position in order:
+                batch = reader.read(position, 1)
+                assert batch.positions.tolist() == [position]
+                assert batch.to_payloads()[0].startswith(b"%d" % position)
+            assert len(reader.read(last + 1, 1)) == 0
+
+
+class CountingDisk(PosixDisk):
+    """A disk that keeps a list of what is asked of it by name."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def list(self, folder: str) -> list[str]:
+        self.calls.append("list")
+        return super().list(folder)
+
+    def stat(self, path: str) -> Stat | None:
+        self.calls.append("stat")
+        return super().stat(path)
+
+    def open(self, path: str) -> PosixFile:
+        self.calls.append("open")
+        return super().open(path)
+
+
+def test_reading_in_segments_that_are_known_costs_one_look_at_the_file(tmp_path: Path) -> None:
+    fill(tmp_path)
+    disk = CountingDisk()
+    with MessageLogReader(tmp_path, disk) as reader:
+        for position in (1, 4, 498):
+            reader.read(position, 1)
+        for position in (3, 1, 2, 499, 500, 498, 4):  # in a sealed one, which is mapped, or in the last one
+            disk.calls.clear()
+            assert reader.read(position, 1).positions.tolist() == [position]
+            assert disk.calls == ["stat"]
+
+
+def test_an_active_segment_that_is_cut_and_written_anew_is_read_anew(tmp_path: Path) -> None:
+    path = tmp_path / (segment_name(1) + ".log")
+    entry = kernel.messagelog.encode_one
+    kept = b"".join(entry(n, 0, b"ann", b"kept %d" % n) for n in range(1, 30))
+    path.write_bytes(kept + entry(30, 0, b"ann", b"taken back") + entry(31, 0, b"ann", b"taken back"))
+    with MessageLogReader(tmp_path) as reader:
+        assert reader.read(30, 1).to_payloads() == [b"taken back"]
+        with path.open("r+b") as file:  # as a writer does whose append failed on its way
+            file.truncate(len(kept))
+        assert len(reader.read(30, 1)) == 0
+        assert reader.read(29, 9).to_payloads() == [b"kept 29"]
+        with path.open("ab") as file:
+            file.write(entry(30, 0, b"ann", b"another") + entry(31, 0, b"ann", b"and one more"))
+        assert reader.read(30, 9).to_payloads() == [b"another", b"and one more"]
+        with path.open("r+b") as file:  # and while nobody looked
+            file.truncate(len(kept))
+            file.seek(len(kept))
+            file.write(entry(30, 0, b"ann", b"a third, and longer than the others together"))
+        assert reader.read(30, 1).to_payloads() == [b"a third, and longer than the others together"]
+        assert reader.read(31, 1).to_payloads() == []
+
+
+def test_entries_of_very_different_sizes_are_read_whole_from_the_active_segment(tmp_path: Path) -> None:
+    sizes = [10] * 300 + [200_000] + [10] * 50 + [50_000] * 20 + [0] * 10
+    options = MessageLogOptions(sync="none", max_payload_bytes=1 << 20)
+    with MessageLog.open(tmp_path, options) as log, MessageLogReader(tmp_path) as reader:
+        log.append_many([bytes([n % 256]) * size for n, size in enumerate(sizes)])
+        position, found = 1, []
+        while len(batch := reader.read(position, 40)):
+            found += batch.to_payloads()
+            position = batch.next_position
+    assert list(map(len, found)) == sizes
+    assert all(payload == bytes([n % 256]) * sizes[n] for n, payload in enumerate(found))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -354,3 +356,33 @@ def test_contradictions_fail_at_construction(wrong: dict[str, Any]) -> None:
 def test_the_index_of_an_active_segment_is_as_large_as_it_can_get() -> None:
     assert index_capacity(128 << 20) == 393228
     assert index_capacity(700) == 12
+
+
+FULL = """
+import resource, signal, sys
+from penstock.log.messagelog import MessageLog, MessageLogOptions
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+log = MessageLog.open(sys.argv[1], MessageLogOptions(sync="none"))
+first = log.append(b"x" * 74)
+resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000))
+try:
+    while True:
+        log.append(b"x" * 74)
+except OSError as exc:
+    print(log.last_seq, exc.strerror)
+try:
+    log.append_many([b"y" * 74] * 10)
+except OSError as exc:
+    print(log.last_seq, exc.strerror)
+"""
+
+
+def test_a_full_disk_loses_nothing_that_was_appended(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, str(tmp_path / "log")], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "4000 File too large\n4000 File too large\n"
+    with MessageLog.open(tmp_path / "log") as log:
+        assert log.repairs == []  # the half-written entries were taken back at once
+        assert log.append(b"room again") == 4001
+    assert seqs(tmp_path / "log") == list(range(1, 4002))
