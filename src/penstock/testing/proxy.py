@@ -26,11 +26,11 @@ class TcpProxy:
     """One proxy in a thread of its own, so that it works for any client; every method may be called from any thread.
 
     >>> with socket.create_server(("127.0.0.1", 0)) as server, TcpProxy(server.getsockname()[1]) as proxy:
-    ...     client = socket.create_connection(("127.0.0.1", proxy.port), 5)
-    ...     peer, _ = server.accept()
-    ...     peer.sendall(b"hello"); client.recv(5)
-    ...     proxy.cut()
-    ...     client.recv(5)
+    ...     with socket.create_connection(("127.0.0.1", proxy.port), 5) as client, server.accept()[0] as peer:
+    ...         peer.sendall(b"hello")
+    ...         client.recv(5)
+    ...         proxy.cut()
+    ...         client.recv(5)
     Traceback (most recent call last):
     ConnectionResetError: ...
     """
