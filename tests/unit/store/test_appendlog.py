@@ -280,3 +280,23 @@ def test_what_a_rewrite_cut_short_left_is_removed_by_the_next_owner(tmp_path: Pa
     (tmp_path / "fold.snap.penstock-compact").write_bytes(b"half")
     AppendLogStore.open(tmp_path / "fold.snap").close()
     assert not (tmp_path / "fold.snap.penstock-compact").exists()
+
+
+def test_many_keys_written_again_and_deleted_fold_to_the_same_as_a_dict() -> None:
+    """More keys than the cache holds: from here on the memory of many records is fetched ahead."""
+    rng, count, expected = random.Random(4), 60_000, {}
+    with AppendLogStore.open("fold.snap", disk=MemoryDisk()) as store:
+        for step in range(8):
+            updates = []
+            for n in (rng.randrange(count) for _ in range(30_000)):
+                key = f"k.{n}"
+                if step > 3 and n % 3 == 0:
+                    updates.append(KvUpdate.delete(key, step))
+                    expected.pop(key, None)
+                else:
+                    updates.append(KvUpdate.put(key, b"%d.%d" % (step, n), step))
+                    expected[key] = b"%d.%d" % (step, n)
+            store.apply(UpdateBatch.of(updates), WatchCursor.of(step))
+        assert len(expected) > 30_000
+        assert {entry.key: entry.value for entry in store.range()} == expected
+        assert list(store.verify()) == []
