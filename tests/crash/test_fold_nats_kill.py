@@ -62,15 +62,13 @@ def start(url: str, path: Path, until: int) -> subprocess.Popen[str]:
 async def write(bucket: NatsKvStore, rng: random.Random, count: int) -> None:
     """Make ``count`` changes: mostly puts of a few keys, and deletes of some."""
     while count > 0:
-        some = min(count, 200)
+        some = min(count, 1000)
+        gone = some // 40
         await bucket.writer.put_many(
-            (f"k.{rng.randrange(500)}", rng.randbytes(rng.randrange(1, 40))) for _ in range(some)
+            (f"k.{rng.randrange(500)}", rng.randbytes(rng.randrange(1, 40))) for _ in range(some - gone)
         )
+        await asyncio.gather(*(bucket.writer.delete(f"k.{rng.randrange(500)}") for _ in range(gone)))
         count -= some
-        for _ in range(min(count, 5)):
-            await bucket.writer.delete(f"k.{rng.randrange(500)}")
-            count -= 1
-        await asyncio.sleep(0)
 
 
 async def live(bucket: NatsKvStore) -> dict[str, tuple[bytes, int | None]]:

@@ -21,6 +21,7 @@ from penstock.errors import (
     PenstockError,
     ReplacedError,
     RevisionMismatch,
+    Timeout,
 )
 from penstock.kv import NatsConnection, NatsOptions, StoreConfig, Watch
 from penstock.kv.nats import NatsKvStore
@@ -410,6 +411,43 @@ async def test_a_gap_that_lost_nothing_is_passed(connection: NatsConnection) -> 
     watch = watch_of(store, 1)
     await watch.attach()
     assert [update.version.as_int() for update in await collect(watch, 2)] == [4, 5]
+    await watch.aclose()
+
+
+async def test_a_gap_nobody_can_judge_is_delivered_again(
+    connection: NatsConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await new_store(connection, history=1)
+    await store.writer.put_many([("a", b"1"), ("b", b"2"), ("b", b"3"), ("c", b"4")])
+    watch = watch_of(store, 1)
+    await watch.attach()
+    real, unanswered = JetStream.info, [Timeout("no answer")]
+
+    async def info(self: JetStream) -> Any:
+        if unanswered:
+            raise unanswered.pop()
+        return await real(self)
+
+    monkeypatch.setattr(JetStream, "info", info)
+    assert [update.version.as_int() for update in await collect(watch, 2)] == [3, 4]
+    assert not unanswered
+    assert watch.resets == 1
+    await watch.aclose()
+
+
+async def test_a_list_cut_short_is_guarded_where_it_goes_on(connection: NatsConnection) -> None:
+    store = await new_store(connection, history=5)
+    await store.writer.put_many((f"k{n}", b"v") for n in range(3))
+    watch = watch_of(store, None)
+    await watch.attach()
+    await collect(watch, 3)
+    watch._hydrated = False  # as if more of the list had been to come when the connection broke
+    await watch._drop()
+    await store.writer.put_many((f"k{n}", b"v") for n in range(3, 8))
+    await purge_below(store, 7)
+    await watch._open(4)
+    with pytest.raises(ExpiredError):
+        await asyncio.wait_for(watch.next_batch(), WAIT_SECONDS)
     await watch.aclose()
 
 

@@ -37,7 +37,8 @@ _log = logging.getLogger("penstock.fold")
 _updates = REGISTRY.counter("fold_updates", "updates folded", labels=("fold",))
 _failures = REGISTRY.counter("fold_store_failures", "batches a store refused", labels=("fold",))
 _resyncs = REGISTRY.counter("fold_resyncs", "resyncs after an expired cursor", labels=("fold",))
-_lag = REGISTRY.gauge("fold_lag", "changes the backend still has for the fold", labels=("fold",))
+_lag = REGISTRY.gauge("fold_lag", "changes that are not in the fold yet, as far as they are known", labels=("fold",))
+_hydrated = REGISTRY.gauge("fold_hydrated", "1 when the state the watch began with is in the fold", labels=("fold",))
 
 RESYNC_PAUSE_SECONDS = 0.5
 
@@ -65,12 +66,14 @@ class AppliedWatch:
         reader: KvReader | None = None,
         resume: WatchCursor | None = None,
         on_applied: Callable[[WatchCursor], None] | None = None,
+        on_lag: Callable[[int], None] | None = None,
         config: BatchConfig | None = None,
         stop: asyncio.Event | None = None,
         name: str = "fold",
     ) -> None:
         self._watcher, self._scope, self._apply, self._parse = watcher, scope, apply, parse
-        self._store, self._reader, self._on_applied = store, reader, on_applied
+        self._store, self._reader, self._on_applied, self._on_lag = store, reader, on_applied, on_lag
+        self._told_lag: int | None = None
         self._config, self._stop, self._name = config or BatchConfig(), stop or asyncio.Event(), name
         self._resume = resume or WatchCursor()
         self._queue = FoldQueue(self._config)
@@ -170,6 +173,7 @@ class AppliedWatch:
             await asyncio.gather(pump, stopping, return_exceptions=True)
 
     async def _sleep(self, now: float) -> None:
+        self._tell_lag()
         deadline = self._queue.deadline
         if deadline is None:
             deadline = now + self._config.progress_seconds
@@ -222,10 +226,20 @@ class AppliedWatch:
                 self._refused(exc)
                 return False
         self._queue.stored()
-        if self.lag is not None:
-            _lag.set(self.lag, fold=self._name)
         self._report()
+        self._tell_lag()
         return True
+
+    def _tell_lag(self) -> None:
+        """Say how far behind the fold is, when that has changed."""
+        lag = self.lag
+        if lag is None or lag == self._told_lag:
+            return
+        self._told_lag = lag
+        _lag.set(lag, fold=self._name)
+        _hydrated.set(int(self.hydrated), fold=self._name)
+        if self._on_lag is not None:
+            self._on_lag(lag)
 
     def _report(self) -> None:
         if self._applied is not None and self._applied != self._reported:
@@ -347,6 +361,7 @@ async def watch_applied(
     reader: KvReader | None = None,
     resume: WatchCursor | None = None,
     on_applied: Callable[[WatchCursor], None] | None = None,
+    on_lag: Callable[[int], None] | None = None,
     config: BatchConfig | None = None,
     stop: asyncio.Event | None = None,
     name: str = "fold",
@@ -356,6 +371,7 @@ async def watch_applied(
     ``parse`` gets each batch and returns what ``apply`` gets; what it leaves out is rejected, and the cursor passes it
     all the same.  ``apply`` may be a coroutine function.  With a ``store`` the fold goes on at the store's cursor, and
     ``on_applied`` is called only when the store has what it reports.  A ``reader`` makes an expired cursor repairable.
+    ``on_lag`` is called with the number of changes not folded yet whenever that has changed; 0 is caught up.
 
     >>> async def example(store):
     ...     stop = asyncio.Event()
@@ -370,6 +386,7 @@ async def watch_applied(
         reader=reader,
         resume=resume,
         on_applied=on_applied,
+        on_lag=on_lag,
         config=config,
         stop=stop,
         name=name,

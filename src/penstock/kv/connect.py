@@ -22,6 +22,7 @@ __all__ = ["NatsOptions", "NatsConnection", "nats_connect"]
 _log = logging.getLogger("penstock.kv")
 
 RECONNECT_SECONDS: Final = 0.25
+UNANSWERED_PINGS: Final = 2
 CAPABILITIES: Final = ConnectionCapabilities(streaming_watch=True, prefix_watch=True, purge=True, cas=True)
 
 
@@ -51,9 +52,14 @@ class NatsOptions:
     operation_seconds: float = OPERATION_SECONDS
     """How long one operation may take before it fails with Timeout."""
 
+    ping_seconds: float = 10.0
+    """How often the server is asked whether it is there.  After two questions without an answer the connection
+    counts as dead and is dialled again: a link that swallows everything is noticed within three times this."""
+
     def __post_init__(self) -> None:
-        if self.operation_seconds <= 0:
-            raise OptionsError(f"operation_seconds={self.operation_seconds}: must be positive")
+        for name in ("operation_seconds", "ping_seconds"):
+            if getattr(self, name) <= 0:
+                raise OptionsError(f"{name}={getattr(self, name)}: must be positive")
 
     def __repr__(self) -> str:
         urls, user, _ = self.servers()
@@ -226,6 +232,8 @@ class NatsConnection(Connection):
                     # 0 and -1 would try for ever before the first connection; afterwards for ever is right
                     max_reconnect_attempts=1,
                     reconnect_time_wait=RECONNECT_SECONDS,  # type: ignore[arg-type]  # seconds, as a float in fact
+                    ping_interval=self._options.ping_seconds,  # type: ignore[arg-type]  # the same
+                    max_outstanding_pings=UNANSWERED_PINGS,
                     **self._options.credentials(),
                 )
         except (errors.Error, OSError, TimeoutError, ValueError) as exc:

@@ -158,7 +158,7 @@ class BucketState:
     @property
     def live_bytes(self) -> int:
         """What the live keys take."""
-        return int(self._store.stat()["live_bytes"])
+        return self._store.live_bytes
 
     def digest(self) -> str:
         """Return the digest of all entries."""

@@ -86,6 +86,7 @@ class NatsWatch(Watch):
         self._consumer_seq = 0
         self._expected = 0  # messages that waited when the consumer was made
         self._hydrated = False
+        self._listing = revision is None  # the consumer delivers the last change of each key, not every change
         self._lag: int | None = None
         self._created = ""
         self._consumer = ""
@@ -148,6 +149,7 @@ class NatsWatch(Watch):
                 raise ExpiredError(self._api.stream, start - 1, first) from exc
             raise
         self._inbox, self._consumer_seq, self._broken, self._owed = inbox, 0, False, []
+        self._listing = start is None
         self._heard_at = self._probed_at = asyncio.get_running_loop().time()
         if not self._expected:
             self._hydrate()
@@ -276,7 +278,8 @@ class NatsWatch(Watch):
         )
         known = found.known[:count]
         if known.any():
-            await self._guard(found, count)
+            if not await self._guarded_run(found, count):
+                return UpdateBatch.of([])
             self._delivered = max(self._delivered, int(found.sequences[:count][known].max()))
             self._lag = max(0, int(found.pending[:count][known][-1]))
             if self._lag == 0 or self._consumer_seq >= self._expected:
@@ -305,16 +308,25 @@ class NatsWatch(Watch):
                 self._owed.append(reply)
         return count
 
-    async def _guard(self, found: Decoded, count: int) -> None:
-        """If the run skips a revision, ask whether retention removed it, before anything is handed out."""
-        if not self._guarded or not (self._hydrated or self._revision is not None):
-            return  # a re-list skips what was overwritten, so its gaps say nothing
+    async def _guarded_run(self, found: Decoded, count: int) -> bool:
+        """If the run skips a revision, ask whether retention removed it, before anything is handed out.
+
+        False when nobody answered: the run counts as never received, and a new consumer delivers it again.
+        """
+        if not self._guarded or (self._listing and not self._hydrated):
+            return True  # a re-list skips what was overwritten, so its gaps say nothing
         sequences: NDArray[np.uint64] = found.sequences[:count][found.known[:count]]
         before = np.concatenate(([np.uint64(self._delivered)], sequences[:-1]))
         gaps = np.flatnonzero(sequences > before + np.uint64(1))
         if len(gaps):  # the earliest gap decides: what passes there passes at every later one
             self._probed_at = asyncio.get_running_loop().time()
-            self._check(await self._api.info(), int(before[gaps[0]]))
+            try:
+                info = await self._api.info()
+            except RetryError:
+                self._broken = True
+                return False
+            self._check(info, int(before[gaps[0]]))
+        return True
 
     def _hydrate(self) -> None:
         if not self._hydrated:
@@ -348,7 +360,7 @@ class NatsWatch(Watch):
                     self.resets += 1
                     return
             except RetryError:
-                pass
+                await self._drop()  # the consumer may be there and its check not
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _drop(self) -> None:

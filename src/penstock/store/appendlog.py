@@ -211,6 +211,13 @@ class AppendLogStore(Handle):
             self._check()
             return self._fold.count
 
+    @property
+    def live_bytes(self) -> int:
+        """How many bytes of the file are live records."""
+        with self._lock:
+            self._check()
+            return int(self._fold.live_bytes)
+
     def digest(self) -> str:
         """Return the digest of all entries, as it was kept up to date."""
         with self._lock:

@@ -95,7 +95,7 @@ class EngineStore(Handle):
         self._check()
         if self.read_only:
             raise OptionsError(f"{self.path}: the store was opened for reading")
-        if not isinstance(updates, UpdateBatch):
+        if not isinstance(updates, list | UpdateBatch):
             updates = list(updates)
         encode_updates(self.path, updates)  # the same limits for every backend
         keys, records = _rows(updates)
@@ -241,7 +241,7 @@ class EngineStore(Handle):
 
 def _rows(updates: UpdateBatch | list[KvUpdate]) -> tuple[list[bytes], list[bytes | None]]:
     """Return keys and value records, None for a delete; a few updates are not worth making columns of."""
-    if not isinstance(updates, UpdateBatch):
+    if isinstance(updates, list):
         return [update.key.encode() for update in updates], [
             None if update.op else bytes((len(update.version.raw),)) + update.version.raw + update.value
             for update in updates

@@ -110,6 +110,8 @@ def encode_updates(path: str, updates: UpdateBatch | Iterable[KvUpdate]) -> byte
     'fe 99 b8 78 02 01 00 61 00'
     """
     try:
+        if isinstance(updates, list):
+            return pgss.encode_list(updates)
         if not isinstance(updates, UpdateBatch):
             return pgss.encode_list(list(updates))
         batch, keys, values, versions = updates, updates.keys, updates.values, updates.versions

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import itertools
 import sys
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,24 @@ def fold(watch: Any, seen: Seen, **settings: Any) -> AppliedWatch:
     watcher = settings.pop("watcher", None) or ScriptedWatcher(resumed=watch)
     settings.setdefault("config", QUICK)
     return AppliedWatch(watcher, settings.pop("scope", ALL), apply=seen.apply, on_applied=seen.on_applied, **settings)
+
+
+async def test_the_lag_is_told_whenever_it_changes_and_ends_at_nought() -> None:
+    seen, watch, told = Seen(), ScriptedWatch([]), []
+    watch.lag = 2  # what the backend still has
+    run = fold(watch, seen, config=BatchConfig(window_seconds=0.002, max_updates=2), on_lag=told.append)
+    running = asyncio.create_task(run.run())
+    await until(lambda: told == [2])
+    watch.lag = 1
+    watch.feed(put("a", 1))
+    await until(lambda: told[-1] == 1)
+    watch.lag = 0
+    watch.feed(put("b", 2))
+    await until(lambda: told[-1] == 0)
+    assert run.lag == 0
+    watch.feed(None)
+    await running
+    assert all(one != two for one, two in itertools.pairwise(told))
 
 
 # --- Flushing

@@ -280,3 +280,19 @@ def test_what_a_rewrite_cut_short_left_is_removed_by_the_next_owner(tmp_path: Pa
     (tmp_path / "fold.snap.penstock-compact").write_bytes(b"half")
     AppendLogStore.open(tmp_path / "fold.snap").close()
     assert not (tmp_path / "fold.snap.penstock-compact").exists()
+
+
+def test_many_keys_written_again_and_deleted_fold_to_the_same_as_a_dict() -> None:
+    """More keys than the cache holds: from here on the memory of many records is fetched ahead."""
+    rng, count, expected = random.Random(4), 50_000, {}
+    with AppendLogStore.open("fold.snap", disk=MemoryDisk()) as store:
+        for step, numbers in enumerate((range(count), rng.choices(range(count), k=10_000))):
+            updates = [
+                KvUpdate.delete(f"k.{n}", step) if step and n % 3 == 0 else KvUpdate.put(f"k.{n}", b"%d" % step, step)
+                for n in numbers
+            ]
+            store.apply(UpdateBatch.of(updates), WatchCursor.of(step))
+            expected.update((update.key, None if update.op else update.value) for update in updates)
+        expected = {key: value for key, value in expected.items() if value is not None}
+        assert {entry.key: entry.value for entry in store.range()} == expected
+        assert list(store.verify()) == []
