@@ -33,6 +33,7 @@ __all__ = [
     "frame_ends",
     "encode_spans",
     "scan_frames",
+    "hop_frames",
 ]
 
 native = True
@@ -97,3 +98,4 @@ encode_list = filechannel.encode_list
 frame_ends = filechannel.frame_ends
 encode_spans = filechannel.encode_spans
 scan_frames = filechannel.scan
+hop_frames = filechannel.hop

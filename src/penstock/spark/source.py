@@ -23,10 +23,11 @@ from penstock.errors import OptionsError
 from penstock.spark.columns import BASE, Column, arrow_schema, check_columns, columns_of_batch
 from penstock.spark.export import MANIFEST, Exporter
 from penstock.spark.options import SourceOptions
-from penstock.spark.plan import Channel, Span, find_channels, pack, plan_channel, share
+from penstock.spark.plan import Channel, Span, find_channels, plan_tasks
 from penstock.spark.reading import read_spans
+from penstock.spark.tables import TableReader, schema_of, table_of
 
-__all__ = ["PenstockSource", "ExportSource", "LogPartition", "plan_tasks"]
+__all__ = ["PenstockSource", "ExportSource", "LogPartition"]
 
 
 class LogPartition(InputPartition):
@@ -53,20 +54,31 @@ class PenstockSource(DataSource):
         """Return the name for ``format(...)``."""
         return "penstock"
 
-    def schema(self) -> str:
-        """Return the columns every channel has and those that the formats found here add."""
+    def schema(self) -> str | StructType:
+        """Return the columns every channel has and those that the formats found here add; or those of a table."""
         options = SourceOptions.of(self.options)
+        table = table_of(options)
+        if table is not None:
+            return schema_of(table)
         return ", ".join(column.ddl for column in (*BASE, *added_columns(find_channels(options.paths, options.format))))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the batch reader."""
-        return LogSourceReader(SourceOptions.of(self.options), wanted_columns(schema))
+        options = SourceOptions.of(self.options)
+        table = table_of(options)
+        if table is not None:
+            return TableReader(table, options, schema)
+        return LogSourceReader(options, wanted_columns(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """Return the stream reader."""
         from penstock.spark.stream import LogStreamReader
 
-        return LogStreamReader(SourceOptions.of(self.options), wanted_columns(schema))
+        options = SourceOptions.of(self.options)
+        table = table_of(options)
+        if table is not None:
+            raise OptionsError(f"{options.paths[0]}: a table ({table}) is read in batch; stream the log behind it")
+        return LogStreamReader(options, wanted_columns(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return the batch writer."""
@@ -138,29 +150,17 @@ class LogSourceReader(DataSourceReader):
             if self.options.filters.channel_passes(channel.name):
                 with channel.open() as log:
                     bounds.append((channel, log.first_position, log.next_position))
-        return [LogPartition(task) for task in plan_tasks(bounds, self.options)]
+        return partitions_of(bounds, self.options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the records of one task."""
         return read_partition(partition, self.options, self.columns, self.exporter)
 
 
-def plan_tasks(bounds: Iterable[tuple[Channel, int, int]], options: SourceOptions) -> list[tuple[Span, ...]]:
-    """Cut each channel between its bounds and share the spans out to tasks."""
-    opened = [(channel, start, end) for channel, start, end in bounds if start < end]
-    spans: list[Span] = []
-    for channel, start, end in opened:
-        with channel.open() as log:
-            spans += plan_channel(log, channel, start, end, options.partition_bytes, options.filters)
-    target = share(sum(span.bytes for span in spans), options.partition_bytes, options.partitions)
-    finer: list[Span] = []
-    for span in spans:
-        if span.bytes <= target * 1.5:
-            finer.append(span)
-            continue
-        with span.channel.open() as log:
-            finer += plan_channel(log, span.channel, span.start, span.end, target, options.filters)
-    return pack(finer, target)
+def partitions_of(bounds: Iterable[tuple[Channel, int, int]], options: SourceOptions) -> list[LogPartition]:
+    """Return the tasks that read these channels between their bounds."""
+    tasks = plan_tasks(bounds, options.partition_bytes, options.partitions, options.filters)
+    return [LogPartition(task) for task in tasks]
 
 
 def read_partition(

@@ -14,13 +14,14 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from penstock.batch import Batch, Spans
-from penstock.disk import Backoff, ClosingHandle, PosixDisk, ReadDisk
+from penstock.disk import Backoff, ClosingHandle, Disk, PosixDisk, ReadDisk
 from penstock.errors import ClosedError, ExpiredError, OptionsError, PenstockError, ReplacedError, UnsupportedError
+from penstock.log.messagelog.cut import cut
 from penstock.log.messagelog.format import BAD, HEAD, MAX_POSITION, MAX_SEQ, Entry, Stop, segment_number
 from penstock.log.messagelog.segment import Found, Segment
 from penstock.log.messagelog.verify import verify_segments
@@ -29,7 +30,10 @@ from penstock.log.sidecar import Sidecar
 from penstock.metrics import REGISTRY
 from penstock.types import Problem
 
-__all__ = ["MessageLogReader", "open_reader", "recognise"]
+if TYPE_CHECKING:
+    from penstock.log.messagelog.writer import MessageLog
+
+__all__ = ["MessageLogReader", "open_reader", "open_writer", "recognise"]
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +62,7 @@ class MessageLogReader(ClosingHandle):
     """
 
     format = "messagelog"
+    has_kinds = False
 
     def __init__(self, path: str | os.PathLike[str], disk: ReadDisk | None = None) -> None:
         super().__init__()
@@ -175,6 +180,12 @@ class MessageLogReader(ClosingHandle):
             if remaining is not None and remaining <= 0:
                 return
             time.sleep(backoff.delay(remaining))
+
+    def cut(self, start: int, end: int, span_bytes: int) -> list[tuple[int, int]]:
+        """Return spans of about ``span_bytes``: small segments together, long ones cut where their index points."""
+        with self._lock:
+            self._refresh()
+            return cut(self._numbers, self._segment, start, end, span_bytes)
 
     # --- About the log
 
@@ -396,13 +407,24 @@ def _nothing(position: int) -> Batch:
 
 
 def recognise(disk: ReadDisk, path: str) -> bool:
-    """Whether ``path`` is a folder with at least one segment."""
+    """Whether ``path`` is a folder with at least one segment, or one that a writer has opened and not written to."""
     found = disk.stat(path)
     if found is None or not found.is_folder:
         return False
-    return any(segment_number(name) is not None for name in disk.list(path))
+    names = disk.list(path)
+    if any(segment_number(name) is not None for name in names):
+        return True
+    return "penstock-id" in names and all(name.startswith("penstock-") for name in names)
 
 
 def open_reader(disk: ReadDisk, path: str) -> MessageLogReader:
     """Open a message log with the common face."""
     return MessageLogReader(path, disk)
+
+
+def open_writer(disk: Disk, path: str, content: str = "raw") -> MessageLog:
+    """Open a message log for writing with default options, created if it is not there."""
+    from penstock.log.messagelog.options import MessageLogOptions
+    from penstock.log.messagelog.writer import MessageLog
+
+    return MessageLog.open(path, MessageLogOptions(content=content), disk=disk)
