@@ -22,6 +22,7 @@ from penstock.disk.commit import GROUP, Committer
 from penstock.errors import CorruptionError
 from penstock.log.messagelog import MessageLog, MessageLogOptions, MessageLogReader
 from penstock.log.messagelog.fifo_cursor import load_cursor, save_cursor
+from penstock.log.messagelog.format import ENTRY_OVERHEAD, MAX_SENDER_BYTES
 from penstock.metrics import REGISTRY
 
 __all__ = ["ChannelFiles", "LogState"]
@@ -29,6 +30,8 @@ __all__ = ["ChannelFiles", "LogState"]
 _log = logging.getLogger(__name__)
 
 GAP: Final = "fifo log has a gap at the head cursor"
+SMALL_BYTES: Final = 64 << 10
+"""What is larger is not written on the event loop."""
 CURSOR_SECONDS = REGISTRY.histogram("fifo_cursor_fsync_seconds", "how long it takes to move the cursor of a queue")
 
 
@@ -112,7 +115,7 @@ class ChannelFiles:
         """
         first = decisions[0].steps[0] if decisions[0].steps else None
         if isinstance(first, d.Append):
-            self._append([step for decision in decisions for step in decision.steps if isinstance(step, d.Append)])
+            self.append([step for decision in decisions for step in decision.steps if isinstance(step, d.Append)])
             answers: list[Any] = [decision.answer for decision in decisions]
         elif isinstance(first, d.Take):
             answers = self._take(first.seq, len(decisions))
@@ -161,30 +164,42 @@ class ChannelFiles:
 
     # --- The log
 
-    def _append(self, steps: list[d.Append]) -> None:
-        log = self._need_log()
-        last = steps[-1]
+    def has_room(self, payloads: Sequence[bytes]) -> bool:
+        """Whether these can be appended right away: the flush comes later, no file is made, sealed or dropped."""
+        log, count, length = self._log, len(payloads), sum(map(len, payloads))
+        if log is None or self._committer is None or self._keep is None or length > SMALL_BYTES:
+            return False
+        return log.has_room(count, length + count * (ENTRY_OVERHEAD + MAX_SENDER_BYTES))
+
+    def append(self, steps: Sequence[d.Append]) -> None:
+        """Append what the steps say, and make it durable at once or within the flush interval."""
+        log, last = self._need_log(), steps[-1]
         if last.keep != self._keep:
             log.set_retention("count" if last.keep else "fifo", last.keep)
             self._keep = last.keep
-        entries = [step.entry for step in steps]
-        entry, end = entries[0], entries[-1]
-        if len(entries) == 1:
-            log.append(entry.payload, sender=entry.sender, timestamp_ms=entry.timestamp, seq=entry.seq)
-        elif end.seq - entry.seq + 1 == len(entries) and len({(e.sender, e.timestamp) for e in entries}) == 1:
-            payloads, timestamp_ns = [entry.payload for entry in entries], entry.timestamp * 1_000_000
-            log.append_many(payloads, sender=entry.sender, timestamp_ns=timestamp_ns, seq=entry.seq)
+        if len(steps) == 1 and len(last.payloads) == 1:
+            log.append(last.payloads[0], sender=last.sender, timestamp_ms=last.timestamp, seq=last.seq)
         else:
-            log.append_many(
-                [entry.payload for entry in entries],
-                sender=[entry.sender for entry in entries],
-                timestamp_ns=[entry.timestamp * 1_000_000 for entry in entries],
-                seq=[entry.seq for entry in entries],
-            )
+            self._append_many(log, steps)
         if last.sync:
             self._flush()
         elif self._committer is not None:
             self._committer.touch()
+
+    @staticmethod
+    def _append_many(log: MessageLog, steps: Sequence[d.Append]) -> None:
+        payloads = [payload for step in steps for payload in step.payloads]
+        first, last = steps[0], steps[-1]
+        in_a_row = last.seq + len(last.payloads) - first.seq == len(payloads)
+        if in_a_row and all(step.sender == first.sender and step.timestamp == first.timestamp for step in steps):
+            log.append_many(payloads, sender=first.sender, timestamp_ns=first.timestamp * 1_000_000, seq=first.seq)
+            return
+        log.append_many(
+            payloads,
+            sender=[step.sender for step in steps for _ in step.payloads],
+            timestamp_ns=[step.timestamp * 1_000_000 for step in steps for _ in step.payloads],
+            seq=[step.seq + index for step in steps for index in range(len(step.payloads))],
+        )
 
     def _flush(self) -> None:
         if self._log is not None:

@@ -21,10 +21,12 @@ from penstock.channels import commands as c
 from penstock.channels import rules
 from penstock.channels.actor import Actor, CloseLog
 from penstock.channels.channel import Channel
-from penstock.channels.core import Core, Memberships, shard_of
+from penstock.channels.core import Core, shard_of
 from penstock.channels.files import ChannelFiles
 from penstock.channels.ids import ChannelId, Nid, is_domain, is_handler
+from penstock.channels.live import Memberships
 from penstock.channels.model import Limits, PersistedChannel
+from penstock.channels.saver import Saver
 from penstock.channels.session import Session
 from penstock.channels.store import ChannelStore, FileChannelStore, channel_hash
 from penstock.disk import Disk, Handle, Lock, PosixDisk
@@ -45,6 +47,8 @@ QUEUE = {
     for kind, word in ((c.Push, "pushes"), (c.Pop, "pops"), (c.Clear, "clears"))
 }
 LOCK = "penstock-channels-lock"
+SAVING_THREADS = 16
+"""How many threads share the saves that wait together."""
 
 
 class ManagerOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,7 +123,9 @@ class ChannelManager(Handle):
             sync="none", max_payload_bytes=options.limits.max_payload_size, segment_bytes=options.segment_bytes
         )
         self._executor = ThreadPoolExecutor(options.io_threads, "penstock-channels")
+        self.saver = Saver(store, self._executor, min(options.io_threads, SAVING_THREADS))
         self._closed = ""
+        self._active = -1
         self.broken: dict[str, str] = {}
         """Folders that hold a channel that cannot be restored, and why.  They are left alone."""
 
@@ -253,6 +259,8 @@ class ChannelManager(Handle):
 
     def deliver(self, events: Iterable[c.Event | c.Message], source: object) -> None:
         """Hand events to those they are for, except to the session that caused them."""
+        if not self._sessions and not self._listeners:
+            return
         for event in events:
             for listener in self._listeners:
                 listener(event)
@@ -280,7 +288,7 @@ class ChannelManager(Handle):
                 self._open_logs[actor] = None  # now the one used last
         if actor.channel() is None and self._actors.get(actor.files.handler) is actor:
             del self._actors[actor.files.handler]
-        ACTIVE.set(self._memberships.channels)
+        self._count_channels()
         if len(self._open_logs) > self.options.max_open_logs and not self._closed:
             self._close_oldest()
 
@@ -336,7 +344,7 @@ class ChannelManager(Handle):
         for core, channels in zip(self._cores, loaded, strict=True):
             for saved in channels:
                 core.restore(saved)
-        ACTIVE.set(self._memberships.channels)
+        self._count_channels()
 
     def _load(self, digests: list[str]) -> list[PersistedChannel]:
         """Load the channels of one shard; one that cannot be read is passed over, and remembered."""
@@ -355,6 +363,11 @@ class ChannelManager(Handle):
         return channels
 
     # --- Small things
+
+    def _count_channels(self) -> None:
+        if self._active != self._memberships.channels:
+            self._active = self._memberships.channels
+            ACTIVE.set(self._active)
 
     def _core(self, handler: str) -> Core:
         return self._cores[shard_of(channel_hash(handler), len(self._cores))]

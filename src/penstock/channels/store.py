@@ -21,12 +21,13 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Final, Protocol
 
 from penstock.channels.model import PersistedChannel
 from penstock.channels.postcard import MAX_METADATA_BYTES, decode, decode_any, encode
-from penstock.disk import Disk, PosixDisk, save_atomically
+from penstock.disk import Disk, PosixDisk, Replacement, save_many_atomically
 from penstock.disk.posix import folder_of
 from penstock.errors import CorruptionError
 from penstock.metrics import REGISTRY
@@ -51,6 +52,7 @@ LOADS = REGISTRY.counter("store_loads", "loads of channel metadata", labels=("re
 LOAD_SECONDS = REGISTRY.histogram("store_load_duration_seconds", "how long a load of channel metadata takes")
 
 
+@lru_cache(65_536)
 def channel_hash(handler: str) -> str:
     """Return the name of a channel's folder: SHA-256 of the bare handler, in hex.
 
@@ -106,19 +108,47 @@ class FileChannelStore:
 
     def save(self, channel: PersistedChannel) -> str:
         """Replace the metadata of a channel."""
+        (result,) = self.save_many([channel])
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def save_many(self, channels: Sequence[PersistedChannel]) -> list[str | Exception]:
+        """Replace the metadata of different channels, step by step together; return a hash or an error for each."""
         started = time.perf_counter()
+        results: list[str | Exception] = []
+        places: list[int] = []
+        saves: list[Replacement] = []
         try:
-            digest = channel_hash(channel.handler)
-            folder, data = self.folder(digest), encode(channel)
-            if self._disk.stat(folder) is None:
-                self._make(folder)
-            save_atomically(self._disk, f"{folder}/{METADATA}", data, temporary=f"{folder}/{METADATA_TMP}")
+            for channel in channels:
+                try:
+                    saves.append(self._replacement(channel))
+                    places.append(len(results))
+                    results.append(channel_hash(channel.handler))
+                except Exception as exc:  # noqa: BLE001 - the others are saved all the same
+                    results.append(exc)
+            for place, error in zip(places, save_many_atomically(self._disk, saves), strict=True):
+                if error is not None:
+                    results[place] = error
         except BaseException:
-            SAVES.add(result="failure")
+            SAVES.add(len(channels), result="failure")
             raise
-        SAVES.add(result="success")
-        SAVE_SECONDS.observe(time.perf_counter() - started)
-        return digest
+        seconds = time.perf_counter() - started
+        failed = sum(isinstance(result, Exception) for result in results)
+        if failed:
+            SAVES.add(failed, result="failure")
+        if failed < len(results):
+            SAVES.add(len(results) - failed, result="success")
+        for _ in range(len(results) - failed):
+            SAVE_SECONDS.observe(seconds)
+        return results
+
+    def _replacement(self, channel: PersistedChannel) -> Replacement:
+        folder = self.folder(channel_hash(channel.handler))
+        data = encode(channel)
+        if self._disk.stat(folder) is None:
+            self._make(folder)
+        return Replacement(f"{folder}/{METADATA}", data, f"{folder}/{METADATA_TMP}")
 
     def delete(self, hash: str, first: Callable[[], None] | None = None) -> None:
         """Take a channel out for good and remove its folder."""

@@ -1,13 +1,27 @@
-"""Replace a file by new bytes so that a crash leaves either the old file or the new one, whole."""
+"""Replace files by new bytes so that a crash leaves either the old file or the new one, whole."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-from penstock.disk.face import Disk
+from penstock.disk.face import Disk, File
 from penstock.disk.posix import folder_of
 
-__all__ = ["save_atomically"]
+__all__ = ["Replacement", "save_atomically", "save_many_atomically"]
+
+
+class Replacement(NamedTuple):
+    """New bytes for the file at ``path``; ``temporary`` is the name they are first written under.
+
+    >>> Replacement("settings", b"{}", "settings.tmp").path
+    'settings'
+    """
+
+    path: str
+    data: bytes
+    temporary: str
 
 
 def save_atomically(disk: Disk, path: str, data: bytes, *, temporary: str | None = None) -> None:
@@ -23,16 +37,67 @@ def save_atomically(disk: Disk, path: str, data: bytes, *, temporary: str | None
     >>> disk.list("."), disk.open("settings").read_at(0, 9)
     (['settings'], b'{}')
     """
-    temporary = temporary or path + ".tmp"
+    (error,) = save_many_atomically(disk, [Replacement(path, data, temporary or path + ".tmp")])
+    if error is not None:
+        raise error
+
+
+def save_many_atomically(disk: Disk, saves: Sequence[Replacement]) -> list[OSError | None]:
+    """Replace many files, each as ``save_atomically`` does; return what each failed with, or None.
+
+    They go step by step together: all temporaries are written, then all are synced, then all are renamed, then
+    all folders are synced.  A file system with a journal commits it at the first sync of a step, and with it what
+    the others wait for.  One that fails takes no further step and keeps none of the others from theirs.
+
+    >>> from penstock.disk import MemoryDisk
+    >>> disk = MemoryDisk()
+    >>> save_many_atomically(disk, [Replacement("a", b"1", "a.tmp"), Replacement("no/b", b"2", "no/b.tmp")])
+    [None, FileNotFoundError(2, 'No such file or directory')]
+    >>> disk.list(".")
+    ['a']
+    """
+    errors: list[OSError | None] = [None] * len(saves)
+    files: dict[int, File] = {}  # those whose temporary is not renamed yet
+
+    def write(index: int) -> None:
+        save = saves[index]
+        try:
+            file = disk.create(save.temporary)
+        except FileExistsError:
+            disk.remove(save.temporary)
+            file = disk.create(save.temporary)
+        files[index] = file
+        file.write_at(0, save.data)
+
+    def rename(index: int) -> None:
+        files[index].close()
+        disk.rename(saves[index].temporary, saves[index].path)
+        del files[index]
+
+    def give_up(index: int) -> None:
+        file = files.pop(index, None)
+        if file is not None:
+            file.close()
+            with contextlib.suppress(OSError):
+                disk.remove(saves[index].temporary)
+
+    steps: tuple[Callable[[int], None], ...] = (
+        write,
+        lambda index: files[index].sync(),
+        rename,
+        lambda index: disk.sync_folder(folder_of(saves[index].path)),
+    )
     try:
-        with contextlib.suppress(FileNotFoundError):
-            disk.remove(temporary)
-        with disk.create(temporary) as file:
-            file.write_at(0, data)
-            file.sync()
-        disk.rename(temporary, path)
+        for step in steps:
+            for index, error in enumerate(errors):
+                if error is None:
+                    try:
+                        step(index)
+                    except OSError as exc:
+                        errors[index] = exc
+                        give_up(index)
     except BaseException:
-        with contextlib.suppress(OSError):
-            disk.remove(temporary)
+        for index in list(files):
+            give_up(index)
         raise
-    disk.sync_folder(folder_of(path))
+    return errors

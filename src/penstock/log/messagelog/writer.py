@@ -235,6 +235,17 @@ class MessageLog(ClosingHandle):
         with self._mutex:
             return max((segment.last_seq for segment in self._segments), default=0)
 
+    def has_room(self, count: int, length: int) -> bool:
+        """Whether ``count`` entries of ``length`` bytes in all fit without a file being made, sealed or dropped."""
+        with self._mutex:
+            active, oldest = self._active, self._segments[0] if len(self._segments) > 1 else None
+            if active is None or self._dead or self._broken:
+                return False
+            keeps = self._max_messages if self._retention == "count" else 0
+            if keeps and oldest is not None and oldest.last_seq < self._floor + count - keeps:
+                return False
+            return active.state.size + length <= self.options.segment_bytes
+
     @property
     def next_position(self) -> int:
         """The number the next entry gets."""
