@@ -92,7 +92,7 @@ class Actor:
             return False
         if isinstance(command, c.BroadcastMany):
             return self.files.has_room(command.payloads)
-        return isinstance(command, c.Broadcast | c.Push) and self.files.has_room((command.payload,))
+        return isinstance(command, (c.Broadcast, c.Push)) and self.files.has_room((command.payload,))
 
     def _append_at_once(self, command: c.Command, source: object) -> Any:
         decision = self._core.decide(command)

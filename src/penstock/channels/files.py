@@ -15,7 +15,9 @@ from typing import Any, Final
 import msgspec
 
 from penstock.channels import commands as c
+from penstock.channels import counts
 from penstock.channels import decisions as d
+from penstock.channels.counts import timed
 from penstock.channels.store import ChannelStore, channel_hash
 from penstock.disk import Disk
 from penstock.disk.commit import GROUP, Committer
@@ -23,7 +25,6 @@ from penstock.errors import CorruptionError
 from penstock.log.messagelog import MessageLog, MessageLogOptions, MessageLogReader
 from penstock.log.messagelog.fifo_cursor import load_cursor, save_cursor
 from penstock.log.messagelog.format import ENTRY_OVERHEAD, MAX_SENDER_BYTES
-from penstock.metrics import REGISTRY
 
 __all__ = ["ChannelFiles", "LogState"]
 
@@ -32,7 +33,6 @@ _log = logging.getLogger(__name__)
 GAP: Final = "fifo log has a gap at the head cursor"
 SMALL_BYTES: Final = 64 << 10
 """What is larger is not written on the event loop."""
-CURSOR_SECONDS = REGISTRY.histogram("fifo_cursor_fsync_seconds", "how long it takes to move the cursor of a queue")
 
 
 class LogState(msgspec.Struct, frozen=True):
@@ -75,7 +75,9 @@ class ChannelFiles:
     def open(self, *, fifo: bool, flush_interval: int) -> LogState:
         """Open the log, mending what a crash left, and say how far it goes."""
         if self._log is None:
+            started = time.perf_counter()
             self._log = MessageLog.open(self.folder, self._options, disk=self._disk)
+            counts.RECOVERY.observe(time.perf_counter() - started)
             self._synced, self._keep = 0, None
             self._reopen(d.Reopen(fifo, flush_interval))
         return self.state(fifo=fifo)
@@ -104,7 +106,7 @@ class ChannelFiles:
         if log is not None:
             try:
                 if log.last_seq > self._synced:
-                    log.sync()
+                    timed(log.sync, counts.FLUSHES, counts.FLUSH_SECONDS)
             finally:
                 log.close()
 
@@ -173,7 +175,7 @@ class ChannelFiles:
 
     def append(self, steps: Sequence[d.Append]) -> None:
         """Append what the steps say, and make it durable at once or within the flush interval."""
-        log, last = self._need_log(), steps[-1]
+        log, last, started = self._need_log(), steps[-1], time.perf_counter()
         if last.keep != self._keep:
             log.set_retention("count" if last.keep else "fifo", last.keep)
             self._keep = last.keep
@@ -181,6 +183,7 @@ class ChannelFiles:
             log.append(last.payloads[0], sender=last.sender, timestamp_ms=last.timestamp, seq=last.seq)
         else:
             self._append_many(log, steps)
+        counts.APPEND_SECONDS.observe(time.perf_counter() - started)
         if last.sync:
             self._flush()
         elif self._committer is not None:
@@ -203,18 +206,23 @@ class ChannelFiles:
 
     def _flush(self) -> None:
         if self._log is not None:
-            self._synced = self._log.sync() - 1
+            self._synced = timed(self._log.sync, counts.FLUSHES, counts.FLUSH_SECONDS) - 1
 
     def _flush_later(self) -> int:
         """Flush for the timer; runs on a thread of the group commit."""
         log = self._log
         if log is None:
             return 0
-        bound = log.sync()
+        bound = timed(log.sync, counts.FLUSHES, counts.FLUSH_SECONDS)
         self._synced = bound - 1
         return bound
 
     def _read(self, from_seq: int, limit: int) -> list[c.Entry]:
+        found = timed(lambda: self._read_entries(from_seq, limit), counts.READS, counts.READ_SECONDS)
+        counts.ENTRIES_RETURNED.observe(len(found))
+        return found
+
+    def _read_entries(self, from_seq: int, limit: int) -> list[c.Entry]:
         log = self._need_log()
         if limit <= 0 or not log.last_seq or from_seq > log.last_seq:
             return []
@@ -265,7 +273,7 @@ class ChannelFiles:
             self._disk.make_folder(self.folder)
             self._disk.sync_folder(self._root)
         save_cursor(self._disk, self.folder, next_seq)
-        CURSOR_SECONDS.observe(time.perf_counter() - started)
+        counts.CURSOR_SECONDS.observe(time.perf_counter() - started)
 
     # --- The end
 
@@ -280,7 +288,7 @@ class ChannelFiles:
         def first() -> None:
             nonlocal gone
             gone = True
-            self._let_go()
+            timed(self._let_go, counts.LOG_DELETES)
 
         try:
             self._store.delete(self.hash, first)

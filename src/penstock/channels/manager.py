@@ -15,76 +15,31 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self
 
-import msgspec
-
 from penstock.channels import commands as c
 from penstock.channels import rules
 from penstock.channels.actor import Actor, CloseLog
 from penstock.channels.channel import Channel
 from penstock.channels.core import Core, shard_of
+from penstock.channels.counts import ACTIVE, count_command
 from penstock.channels.files import ChannelFiles
-from penstock.channels.ids import ChannelId, Nid, is_domain, is_handler
+from penstock.channels.ids import ChannelId, Nid, is_handler
 from penstock.channels.live import Memberships
-from penstock.channels.model import Limits, PersistedChannel
+from penstock.channels.model import PersistedChannel
+from penstock.channels.options import ManagerOptions
 from penstock.channels.saver import Saver
 from penstock.channels.session import Session
 from penstock.channels.store import ChannelStore, FileChannelStore, channel_hash
 from penstock.disk import Disk, Handle, Lock, PosixDisk
-from penstock.errors import ClosedError, CorruptionError, OptionsError, PenstockError, Refused
+from penstock.errors import ClosedError, CorruptionError, OptionsError, PenstockError
 from penstock.log.messagelog import MessageLogOptions
-from penstock.metrics import REGISTRY
 
-__all__ = ["ChannelManager", "ManagerOptions"]
+__all__ = ["ChannelManager"]
 
 _log = logging.getLogger(__name__)
 
-ACTIVE = REGISTRY.gauge("channels_active", "channels that are alive")
-JOINS = REGISTRY.counter("channel_joins", "joins of channels", labels=("result",))
-LEAVES = REGISTRY.counter("channel_leaves", "members that left a channel")
-DELETED = REGISTRY.counter("channels_deleted", "channels that ended")
-QUEUE = {
-    kind: REGISTRY.counter(f"fifo_{word}", f"{word} on queues", labels=("result",))
-    for kind, word in ((c.Push, "pushes"), (c.Pop, "pops"), (c.Clear, "clears"))
-}
 LOCK = "penstock-channels-lock"
 SAVING_THREADS = 16
 """How many threads share the saves that wait together."""
-
-
-class ManagerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a manager behaves.  Given to ChannelManager.open(); it cannot change afterwards.
-
-    >>> ManagerOptions(domain="nodot")
-    Traceback (most recent call last):
-    penstock.errors.OptionsError: domain='nodot': not a domain
-    """
-
-    # --- What the channels promise
-
-    domain: str = "localhost"
-    """The domain served here; channels of others are refused."""
-    limits: Limits = Limits()
-    """What no channel and no client may exceed."""
-    authenticated: bool = True
-    """Whether members are who they say.  Without it nothing is restored and no channel may be persistent."""
-
-    # --- How fast they are
-
-    io_threads: int = 32
-    """Threads that touch the disk: how many channels can wait for an fsync at the same time."""
-    shards: int = 8
-    """Parts the channels are divided into by the hash of their handler; a restore loads them side by side."""
-    max_open_logs: int = 256
-    """Logs kept open; the one used longest ago is closed for the next.  Each takes about six descriptors."""
-    segment_bytes: int = 128 << 20
-    """Size of a log segment.  History goes by whole segments, so smaller ones honour small caps better."""
-
-    def __post_init__(self) -> None:
-        if not is_domain(self.domain):
-            raise OptionsError(f"domain={self.domain!r}: not a domain")
-        for field in ("io_threads", "shards", "max_open_logs", "segment_bytes"):
-            if getattr(self, field) < 1:
-                raise OptionsError(f"{field}={getattr(self, field)}: must be at least 1")
 
 
 class ChannelManager(Handle):
@@ -196,12 +151,12 @@ class ChannelManager(Handle):
         try:
             answer = await actor.submit(command, source)
         except Exception as exc:
-            _count(command, exc)
+            count_command(command, exc)
             raise
         finally:
             if actor.idle:  # answered from memory, so the actor's own task did not say so
                 self.drained(actor)
-        _count(command, None)
+        count_command(command, None)
         return answer
 
     async def discard(self, handler: str) -> None:
@@ -282,7 +237,7 @@ class ChannelManager(Handle):
 
     def drained(self, actor: Actor) -> None:
         """Note that an actor has nothing to do; forget it if its channel is gone."""
-        if actor in self._open_logs:
+        if actor in self._open_logs and (actor is not next(reversed(self._open_logs)) or not actor.files.is_open):
             del self._open_logs[actor]
             if actor.files.is_open:
                 self._open_logs[actor] = None  # now the one used last
@@ -401,16 +356,3 @@ def _prepare(disk: Disk, files: FileChannelStore, root: str) -> Lock:
 
 def _is_hash(name: str) -> bool:
     return len(name) == 64 and all(digit in "0123456789abcdef" for digit in name)
-
-
-def _count(command: c.Command, error: Exception | None) -> None:
-    kind = type(command)
-    if kind is c.Join:
-        JOINS.add(result="success" if error is None else "failure")
-    elif kind in QUEUE:
-        refused = error.reason.lower() if isinstance(error, Refused) else "failure"
-        QUEUE[kind].add(result="success" if error is None else refused)
-    elif error is None and kind is c.Leave:
-        LEAVES.add()
-    elif error is None and kind is c.Delete:
-        DELETED.add()

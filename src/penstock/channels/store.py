@@ -25,12 +25,12 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Final, Protocol
 
+from penstock.channels.counts import DELETES, LOAD_SECONDS, LOADS, SAVE_SECONDS, SAVES, timed
 from penstock.channels.model import PersistedChannel
 from penstock.channels.postcard import MAX_METADATA_BYTES, decode, decode_any, encode
 from penstock.disk import Disk, PosixDisk, Replacement, save_many_atomically
 from penstock.disk.posix import folder_of
 from penstock.errors import CorruptionError
-from penstock.metrics import REGISTRY
 
 __all__ = ["ChannelStore", "FileChannelStore", "MemoryChannelStore", "FailingChannelStore", "channel_hash"]
 
@@ -44,12 +44,6 @@ OURS = re.compile(
 )
 
 _log = logging.getLogger(__name__)
-
-SAVES = REGISTRY.counter("store_saves", "saves of channel metadata", labels=("result",))
-SAVE_SECONDS = REGISTRY.histogram("store_save_duration_seconds", "how long a save of channel metadata takes")
-DELETES = REGISTRY.counter("store_deletes", "deletions of channels on disk", labels=("result",))
-LOADS = REGISTRY.counter("store_loads", "loads of channel metadata", labels=("result",))
-LOAD_SECONDS = REGISTRY.histogram("store_load_duration_seconds", "how long a load of channel metadata takes")
 
 
 @lru_cache(65_536)
@@ -152,18 +146,20 @@ class FileChannelStore:
 
     def delete(self, hash: str, first: Callable[[], None] | None = None) -> None:
         """Take a channel out for good and remove its folder."""
-        try:
+
+        def work() -> None:
             self._retire(hash)
             if first is not None:
                 first()
             self._wipe(hash)
-        except BaseException:
-            DELETES.add(result="failure")
-            raise
-        DELETES.add(result="success")
+
+        timed(work, DELETES)
 
     def hashes(self) -> list[str]:
         """Return the hashes of all channels and sweep."""
+        return timed(self._hashes, LOADS)
+
+    def _hashes(self) -> list[str]:
         try:
             names = self._disk.list(self.root)
         except FileNotFoundError:
@@ -181,16 +177,7 @@ class FileChannelStore:
 
     def load(self, hash: str) -> PersistedChannel:
         """Return the metadata of one channel."""
-        started = time.perf_counter()
-        path = f"{self.folder(hash)}/{METADATA}"
-        try:
-            channel = self._load(hash, path)
-        except BaseException:
-            LOADS.add(result="failure")
-            raise
-        LOADS.add(result="success")
-        LOAD_SECONDS.observe(time.perf_counter() - started)
-        return channel
+        return timed(lambda: self._load(hash, f"{self.folder(hash)}/{METADATA}"), LOADS, LOAD_SECONDS)
 
     def _load(self, hash: str, path: str) -> PersistedChannel:
         try:
