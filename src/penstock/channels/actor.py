@@ -217,7 +217,7 @@ class Actor:
                 fifo=channel.kind is ChannelType.FIFO, flush_interval=channel.config.message_flush_interval
             )
         )
-        self._core.log_opened(channel, state.last_seq, state.next_seq, state.head)
+        self._core.log_opened(channel, state.next_seq, state.head)
         self._manager.log_opened(self)
 
     async def _look_again(self) -> None:
@@ -233,7 +233,7 @@ class Actor:
         except BaseException as exc:  # noqa: BLE001 - the next command meets it again
             _log.warning("channel %s: its log cannot be looked at: %s", self.files.handler, exc)
             return
-        self._core.log_opened(channel, state.last_seq, state.next_seq, state.head)
+        self._core.log_opened(channel, state.next_seq, state.head)
 
 
 def _answer(future: asyncio.Future[Any], answer: Any) -> None:

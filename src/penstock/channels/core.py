@@ -110,12 +110,12 @@ class Core:
             self.memberships.take(nid, channel.handler)
         return channel
 
-    def log_opened(self, channel: Channel, last_seq: int, next_seq: int, head: int | None) -> None:
+    def log_opened(self, channel: Channel, next_seq: int, head: int | None) -> None:
         """Learn how far the log of a channel goes, and where the cursor of a queue is (None: unusable).
 
         Also called after a failed append, which may have brought some of its entries into the log.
         """
-        channel.last_seq = last_seq
+        channel.log_next = next_seq
         if channel.kind is ChannelType.FIFO:
             channel.next_seq, channel.head = next_seq, head
         else:
@@ -224,7 +224,7 @@ class Core:
         kind = rules.config_change(channel, new, wanted)
         saved = Save(channel.snapshot(config=new, channel_type=kind))
         becomes_queue = kind is not channel.kind
-        last_seq = channel.last_seq  # of the log alone: numbers of refused messages are not in it
+        begin = channel.log_next if old.persist else 1  # by the log alone: numbers of refused messages are not in it
         steps: list[Step] = []
         after: tuple[Step, ...] = ()
         if new.persist:
@@ -233,7 +233,7 @@ class Core:
             elif becomes_queue or new.message_flush_interval != old.message_flush_interval:
                 steps.append(Flush())
             if becomes_queue:
-                steps.append(WriteCursor(last_seq + 1))
+                steps.append(WriteCursor(begin))
             steps.append(saved)
             if becomes_queue or new.message_flush_interval != old.message_flush_interval:
                 after = (Reopen(kind is ChannelType.FIFO, new.message_flush_interval),)
@@ -242,10 +242,10 @@ class Core:
 
         def apply() -> None:
             channel.config, channel.kind = new, kind
-            if not new.persist:
-                channel.last_seq = 0
+            if not new.persist or not old.persist:
+                channel.log_next = 1
             if becomes_queue:
-                channel.next_seq = channel.head = last_seq + 1
+                channel.next_seq = channel.head = begin
 
         changed = becomes_queue or new != old
         event = c.Event("CHANNEL_RECONFIGURED", command.channel, None, None, channel.members)

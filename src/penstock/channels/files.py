@@ -36,9 +36,8 @@ SMALL_BYTES: Final = 64 << 10
 
 
 class LogState(msgspec.Struct, frozen=True):
-    """How far a log goes: its last number, the next one, and the head of a queue (None: unusable)."""
+    """How far a log goes: the next number it takes, and the head of a queue (None: unusable)."""
 
-    last_seq: int
     next_seq: int
     head: int | None
 
@@ -52,7 +51,7 @@ class ChannelFiles:
     >>> disk.make_folder("data")
     >>> files = ChannelFiles("ops", FileChannelStore("data", disk), disk, "data", MessageLogOptions(sync="none"))
     >>> files.open(fifo=False, flush_interval=0)
-    LogState(last_seq=0, next_seq=1, head=None)
+    LogState(next_seq=1, head=None)
     >>> files.close()
     """
 
@@ -88,11 +87,22 @@ class ChannelFiles:
         head = None
         if fifo:
             try:
-                last_seq = log.last_seq or log.next_position - 1  # an emptied log still knows its next number
-                head = load_cursor(self._disk, self.folder, log.first_seq, last_seq)
+                head = self._head(log)
             except CorruptionError as exc:
                 _log.warning("the queue %s needs to be cleared: %s", self.handler, exc)
-        return LogState(log.last_seq, log.next_position, head)
+        return LogState(log.next_position, head)
+
+    def _head(self, log: MessageLog) -> int:
+        """Return where the queue goes on; CorruptionError when its cursor does not fit the log."""
+        given_out = log.next_position - 1
+        try:
+            return load_cursor(self._disk, self.folder, log.first_seq, log.last_seq or given_out)
+        except CorruptionError:
+            # Numbers above the last entry were given out and lost: behind all of them there is nothing to miss.
+            head = load_cursor(self._disk, self.folder, log.first_seq, given_out)
+            if head <= given_out:
+                raise
+            return head
 
     def close(self) -> None:
         """Let go of the log; what it holds is made durable first if that was still to come."""
@@ -155,9 +165,10 @@ class ChannelFiles:
                 log = self._need_log()
                 return (log.first_seq, log.last_seq) if log.last_seq else (0, 0)
             case d.Evict(below):
-                # The segment of the last entry stays: without it a restart could not tell how far the numbers went.
+                # The segment of the last durable entry stays: without it a restart could not tell how far the
+                # numbers went, after a power cut that takes what came later.
                 log = self._need_log()
-                log.drop_before(min(below, log.last_seq))
+                log.drop_before(min(below, self._synced, log.last_seq))
             case d.Reopen():
                 self._reopen(step)
             case _:

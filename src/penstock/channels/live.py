@@ -48,8 +48,8 @@ class Memberships:
 class Channel:
     """A live channel.
 
-    ``next_seq`` is the number the next message gets, ``last_seq`` the last one in the log (0: none), and ``head``
-    the queue's cursor, None while it is unusable.
+    ``next_seq`` is the number the next message gets, ``log_next`` the next one the log takes (lower where numbers were
+    spent on messages that are not stored), and ``head`` the queue's cursor, None while it is unusable.
 
     >>> channel = Channel("jobs", Config(10, 100, 1000))
     >>> channel.size, channel.depth
@@ -63,7 +63,7 @@ class Channel:
         self.acl = Acl()
         self.kind = ChannelType.PUBSUB
         self.next_seq = 1
-        self.last_seq = 0
+        self.log_next = 1
         self.head: int | None = 1
         self._set: set[Nid] = set()
         self._members: tuple[Nid, ...] = ()
@@ -107,7 +107,7 @@ class Channel:
 
     def stored(self, seq: int) -> None:
         """Note that the log has this message now."""
-        self.last_seq = seq
+        self.log_next = seq + 1
 
     def readers(self) -> tuple[Nid, ...]:
         """Return the members that may read."""
