@@ -1,6 +1,6 @@
 """Promise: numbers and queues come through the rare moments: old segments go while newer entries are not durable yet,
 and entries that were given out are lost with the end of a log.
-"""  # noqa: D205
+"""
 
 from __future__ import annotations
 
