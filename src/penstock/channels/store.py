@@ -3,6 +3,7 @@
     <root>/<sha256 of the handler, 64 lower-case hex digits>/
         metadata.bin        this store's
         metadata.bin.tmp    only while saving, or while a channel is being deleted
+        penstock-spare      the metadata of before, where the next save writes (see docs/decisions/094)
         *.log *.idx …       the message log's, which shares the folder
 
 A save writes the whole file anew: write tmp, fsync, rename, fsync the folder, in that order, so a crash leaves
@@ -36,6 +37,7 @@ __all__ = ["ChannelStore", "FileChannelStore", "MemoryChannelStore", "FailingCha
 
 METADATA: Final = "metadata.bin"
 METADATA_TMP: Final = "metadata.bin.tmp"
+SPARE: Final = "penstock-spare"
 CURSOR: Final = "cursor.bin"
 
 HASH = re.compile(r"[0-9a-f]{64}")
@@ -95,6 +97,7 @@ class FileChannelStore:
     def __init__(self, root: str, disk: Disk | None = None) -> None:
         self.root = root
         self._disk = disk or PosixDisk()
+        self._safe_spares: set[str] = set()  # of channels whose last save was ours and is durable
 
     def folder(self, hash: str) -> str:
         """Return the folder of a channel."""
@@ -102,13 +105,16 @@ class FileChannelStore:
 
     def save(self, channel: PersistedChannel) -> str:
         """Replace the metadata of a channel."""
-        (result,) = self.save_many([channel])
+        (result,) = self.save_many([channel], spares=False)
         if isinstance(result, Exception):
             raise result
         return result
 
-    def save_many(self, channels: Sequence[PersistedChannel]) -> list[str | Exception]:
-        """Replace the metadata of different channels, step by step together; return a hash or an error for each."""
+    def save_many(self, channels: Sequence[PersistedChannel], *, spares: bool = True) -> list[str | Exception]:
+        """Replace the metadata of different channels, step by step together; return a hash or an error for each.
+
+        With ``spares`` the file a save replaces is kept beside it, to be written by the next save but one.
+        """
         started = time.perf_counter()
         results: list[str | Exception] = []
         places: list[int] = []
@@ -116,7 +122,7 @@ class FileChannelStore:
         try:
             for channel in channels:
                 try:
-                    saves.append(self._replacement(channel))
+                    saves.append(self._replacement(channel, spares=spares))
                     places.append(len(results))
                     results.append(channel_hash(channel.handler))
                 except Exception as exc:  # noqa: BLE001 - the others are saved all the same
@@ -124,6 +130,8 @@ class FileChannelStore:
             for place, error in zip(places, save_many_atomically(self._disk, saves), strict=True):
                 if error is not None:
                     results[place] = error
+                elif spares:
+                    self._safe_spares.add(channel_hash(channels[place].handler))
         except BaseException:
             SAVES.add(len(channels), result="failure")
             raise
@@ -137,15 +145,19 @@ class FileChannelStore:
             SAVE_SECONDS.observe(seconds)
         return results
 
-    def _replacement(self, channel: PersistedChannel) -> Replacement:
-        folder = self.folder(channel_hash(channel.handler))
-        data = encode(channel)
+    def _replacement(self, channel: PersistedChannel, *, spares: bool) -> Replacement:
+        digest, data = channel_hash(channel.handler), encode(channel)
+        folder = self.folder(digest)
         if self._disk.stat(folder) is None:
             self._make(folder)
-        return Replacement(f"{folder}/{METADATA}", data, f"{folder}/{METADATA_TMP}")
+        reuse = spares and digest in self._safe_spares
+        self._safe_spares.discard(digest)  # until this save is durable too
+        spare = f"{folder}/{SPARE}" if spares else ""
+        return Replacement(f"{folder}/{METADATA}", data, f"{folder}/{METADATA_TMP}", spare, reuse)
 
     def delete(self, hash: str, first: Callable[[], None] | None = None) -> None:
         """Take a channel out for good and remove its folder."""
+        self._safe_spares.discard(hash)
 
         def work() -> None:
             self._retire(hash)

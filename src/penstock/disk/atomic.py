@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from io import UnsupportedOperation
 from typing import NamedTuple
 
 from penstock.disk.face import Disk, File
@@ -15,13 +16,20 @@ __all__ = ["Replacement", "save_atomically", "save_many_atomically"]
 class Replacement(NamedTuple):
     """New bytes for the file at ``path``; ``temporary`` is the name they are first written under.
 
-    >>> Replacement("settings", b"{}", "settings.tmp").path
-    'settings'
+    With a ``spare`` the file that is replaced is not freed but kept under that name, and next time the new bytes may
+    go there, which spares the file system an allocation and a release.  ``reuse`` says so.  Who sets it promises that
+    the last replacement of ``path`` was its own and came back without an error: only then is the spare surely not what
+    a power cut would bring back as ``path``.
+
+    >>> Replacement("settings", b"{}", "settings.tmp").spare
+    ''
     """
 
     path: str
     data: bytes
     temporary: str
+    spare: str = ""
+    reuse: bool = False
 
 
 def save_atomically(disk: Disk, path: str, data: bytes, *, temporary: str | None = None) -> None:
@@ -57,21 +65,17 @@ def save_many_atomically(disk: Disk, saves: Sequence[Replacement]) -> list[OSErr
     ['a']
     """
     errors: list[OSError | None] = [None] * len(saves)
-    files: dict[int, File] = {}  # those whose temporary is not renamed yet
+    files: dict[int, File] = {}  # those that are not renamed yet
 
     def write(index: int) -> None:
-        save = saves[index]
-        try:
-            file = disk.create(save.temporary)
-        except FileExistsError:
-            disk.remove(save.temporary)
-            file = disk.create(save.temporary)
-        files[index] = file
-        file.write_at(0, save.data)
+        files[index] = file = _file_for(disk, saves[index])
+        file.write_at(0, saves[index].data)
+        if saves[index].reuse:
+            file.truncate(len(saves[index].data))
 
     def rename(index: int) -> None:
         files[index].close()
-        disk.rename(saves[index].temporary, saves[index].path)
+        _put(disk, files[index].path, saves[index])
         del files[index]
 
     def give_up(index: int) -> None:
@@ -79,7 +83,7 @@ def save_many_atomically(disk: Disk, saves: Sequence[Replacement]) -> list[OSErr
         if file is not None:
             file.close()
             with contextlib.suppress(OSError):
-                disk.remove(saves[index].temporary)
+                disk.remove(file.path)
 
     steps: tuple[Callable[[int], None], ...] = (
         write,
@@ -101,3 +105,30 @@ def save_many_atomically(disk: Disk, saves: Sequence[Replacement]) -> list[OSErr
             give_up(index)
         raise
     return errors
+
+
+def _file_for(disk: Disk, save: Replacement) -> File:
+    """Return the file that the new bytes go to: the spare, or a new one."""
+    if save.reuse:
+        with contextlib.suppress(FileNotFoundError):
+            return disk.modify(save.spare)
+    try:
+        return disk.create(save.temporary)
+    except FileExistsError:
+        disk.remove(save.temporary)
+        return disk.create(save.temporary)
+
+
+def _put(disk: Disk, written: str, save: Replacement) -> None:
+    """Rename the new file to where it belongs; with a spare the old one takes that name."""
+    if save.spare:
+        try:
+            disk.exchange(written, save.path)
+        except (FileNotFoundError, UnsupportedOperation):
+            pass  # there is none yet, or the file system cannot: as without a spare
+        else:
+            if written != save.spare:
+                with contextlib.suppress(OSError):
+                    disk.rename(written, save.spare)
+            return
+    disk.rename(written, save.path)
