@@ -142,6 +142,9 @@ class _Decoder:
 
     def varint(self, limit: tuple[int, int], name: str) -> int:
         start, value = self.at, 0
+        if start < len(self.data) and (byte := self.data[start]) < 0x80:  # nearly all of them
+            self.at = start + 1
+            return byte
         most, last = limit
         for index in range(most):
             if self.at >= len(self.data):
