@@ -305,6 +305,14 @@ def main() -> None:
             Named(penstock_broadcasts_in_batches, count=many, batch=100, interval=0),
             Named(sqlite_broadcasts_in_batches, count=many, batch=100),
         ),
+        "broadcasts with history in batches of 1,000, a batch durable at once": (
+            Named(penstock_broadcasts_in_batches, count=10 * many, batch=1000, interval=0),
+            Named(sqlite_broadcasts_in_batches, count=2 * many, batch=1000),
+        ),
+        "broadcasts with history, durable within 100 ms, one at a time": (
+            Named(penstock_broadcasts, count=many, at_once=1, interval=100),
+            Named(sqlite_relaxed_broadcasts, count=many),
+        ),
         "broadcasts with history, durable within 100 ms, 100 in flight": (
             Named(penstock_broadcasts, count=many, at_once=100, interval=100),
             Named(sqlite_relaxed_broadcasts, count=many),

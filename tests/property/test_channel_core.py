@@ -52,7 +52,7 @@ def state(core: Core, *, numbers: bool = True) -> dict[str, Any]:
             handler: (
                 channel.snapshot(),
                 channel.head,
-                channel.last_seq,
+                channel.log_next,
                 channel.readers(),
                 channel.next_seq if numbers or channel.kind is ChannelType.FIFO else None,
             )
@@ -97,7 +97,7 @@ def check(core: Core) -> None:
             assert channel.config.persist
             assert channel.head is not None
             assert channel.head <= channel.next_seq
-            assert channel.last_seq == channel.next_seq - 1 or channel.last_seq == 0
+            assert channel.log_next == channel.next_seq - 1 or channel.last_seq == 0
     for nid in NIDS:
         for handler in core.memberships.of(nid):
             assert core.channels[handler].has(nid)

@@ -16,8 +16,9 @@ b'mend pump 7'
 from penstock.channels.channel import Channel
 from penstock.channels.commands import Entry, Event, Message, Page
 from penstock.channels.ids import ChannelId, Nid
-from penstock.channels.manager import ChannelManager, ManagerOptions
+from penstock.channels.manager import ChannelManager
 from penstock.channels.model import Acl, Allow, ChannelType, Config, Limits, PersistedChannel, StoredConfig
+from penstock.channels.options import ManagerOptions
 from penstock.channels.session import Session
 from penstock.channels.store import (
     ChannelStore,

@@ -1,6 +1,7 @@
 """One channel's place in the manager: its commands, one after another, each through decide, disk, apply.
 
-Commands of one channel wait in one queue.  Those that need no disk are answered at once when nothing is before them.
+Commands of one channel wait in one queue.  Those that need no disk are answered at once when nothing is before them,
+and so are messages that may become durable later: they are written to the page cache without a change of threads.
 Runs of broadcasts, of pushes and of pops go to disk together: one write, one sync, many answers.
 """
 
@@ -12,9 +13,10 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.channels import commands as c
-from penstock.channels.core import Channel, Core
-from penstock.channels.decisions import Decision
+from penstock.channels.core import Core
+from penstock.channels.decisions import Append, Decision, Save
 from penstock.channels.files import ChannelFiles, LogState
+from penstock.channels.live import Channel
 from penstock.channels.model import ChannelType
 from penstock.errors import Backpressure, Refused
 
@@ -60,13 +62,14 @@ class Actor:
 
     async def submit(self, command: c.Command, source: object = None) -> Any:
         """Do what a command says and return its answer; ``source`` is the connection that asks."""
-        if self._task is None and self._in_memory(command):
-            decision = self._core.decide(command)
-            if not decision.steps:
-                self._core.apply(decision)
-                self._manager.deliver(decision.events, source)
-                return decision.answer
-            self._core.undo(decision)  # it needs the disk after all: it is decided again when its turn comes
+        if self._task is None:
+            if self._in_memory(command):
+                decision = self._core.decide(command)
+                if not decision.steps:
+                    return self._done(decision, source)
+                self._core.undo(decision)  # it needs the disk after all: it is decided again when its turn comes
+            elif self._at_once(command):
+                return self._append_at_once(command, source)
         if len(self._waiting) >= MAX_WAITING:
             raise Backpressure(f"channel {self.files.handler}: {len(self._waiting)} commands wait")
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -82,6 +85,31 @@ class Actor:
             return not isinstance(command, CloseLog)
         return isinstance(command, IN_MEMORY)
 
+    def _at_once(self, command: c.Command) -> bool:
+        """Whether a command is an append that waits for nothing, which takes less than changing threads."""
+        channel = self.channel()
+        if channel is None or not channel.config.message_flush_interval:
+            return False
+        if isinstance(command, c.BroadcastMany):
+            return self.files.has_room(command.payloads)
+        return isinstance(command, (c.Broadcast, c.Push)) and self.files.has_room((command.payload,))
+
+    def _append_at_once(self, command: c.Command, source: object) -> Any:
+        decision = self._core.decide(command)
+        try:
+            if decision.steps:
+                self.files.append([step for step in decision.steps if isinstance(step, Append)])
+        except BaseException:
+            self._core.undo(decision)
+            self._task = asyncio.get_running_loop().create_task(self._drain(look_again=True))
+            raise
+        return self._done(decision, source)
+
+    def _done(self, decision: Decision, source: object) -> Any:
+        self._core.apply(decision)
+        self._manager.deliver(decision.events, source)
+        return decision.answer
+
     async def settle(self) -> None:
         """Return when everything asked so far is done."""
         if self._task is not None:
@@ -89,8 +117,10 @@ class Actor:
 
     # --- The queue
 
-    async def _drain(self) -> None:
+    async def _drain(self, *, look_again: bool = False) -> None:
         try:
+            if look_again:
+                await self._look_again()
             while self._waiting:
                 await self._work(self._next_run())
         finally:
@@ -138,7 +168,7 @@ class Actor:
             answers: list[Any] = [decision.answer for decision in decisions]
         else:
             try:
-                answers = await self._manager.in_thread(self.files.carry_out, decisions)
+                answers = await self._take_steps(decisions)
             except asyncio.CancelledError:
                 raise
             except BaseException as exc:  # noqa: BLE001
@@ -150,11 +180,18 @@ class Actor:
                 self._core.undo(decision)
                 _fail(future, answer)
             else:
-                self._core.apply(decision)
-                self._manager.deliver(decision.events, source)
+                self._done(decision, source)
                 _answer(future, answer)
         if failed:
             await self._look_again()
+
+    async def _take_steps(self, decisions: list[Decision]) -> list[Any]:
+        first = decisions[0]
+        if len(decisions) == 1 and len(first.steps) == 1 and not first.after and isinstance(first.steps[0], Save):
+            await self._manager.saver.save(first.steps[0].channel)  # together with those of other channels
+            return [first.answer]
+        answers: list[Any] = await self._manager.in_thread(self.files.carry_out, decisions)
+        return answers
 
     # --- The log
 
@@ -180,7 +217,7 @@ class Actor:
                 fifo=channel.kind is ChannelType.FIFO, flush_interval=channel.config.message_flush_interval
             )
         )
-        self._core.log_opened(channel, state.last_seq, state.next_seq, state.head)
+        self._core.log_opened(channel, state.next_seq, state.head)
         self._manager.log_opened(self)
 
     async def _look_again(self) -> None:
@@ -196,7 +233,7 @@ class Actor:
         except BaseException as exc:  # noqa: BLE001 - the next command meets it again
             _log.warning("channel %s: its log cannot be looked at: %s", self.files.handler, exc)
             return
-        self._core.log_opened(channel, state.last_seq, state.next_seq, state.head)
+        self._core.log_opened(channel, state.next_seq, state.head)
 
 
 def _answer(future: asyncio.Future[Any], answer: Any) -> None:

@@ -6,6 +6,7 @@ shell that knows connections leaves out the one that asked.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
@@ -15,7 +16,8 @@ from penstock.channels.model import AclKind
 
 __all__ = [
     "Command", "Join", "Leave", "Delete", "Broadcast", "BroadcastMany", "SetAcl", "GetAcl", "SetConfig", "GetConfig",
-    "Members", "History", "Range", "Push", "Pop", "Length", "Clear", "Event", "EventKind", "Message", "Entry", "Page",
+    "Members", "History", "Range", "Push", "Pop", "Length", "Clear", "Event", "EventKind", "Message", "Messages",
+    "Entry", "Page",
 ]  # fmt: skip
 
 EventKind = Literal["MEMBER_JOINED", "MEMBER_LEFT", "CHANNEL_DELETED", "CHANNEL_RECONFIGURED"]
@@ -160,6 +162,26 @@ class Message(msgspec.Struct, frozen=True):
     timestamp: int
     payload: bytes
     recipients: tuple[Nid, ...] = ()
+
+
+class Messages(msgspec.Struct, frozen=True):
+    """A run of broadcasts numbered in a row; iterate to get them one by one, which nobody has to.
+
+    >>> run = Messages(ChannelId("ops", "localhost"), Nid("ann", "localhost"), 7, 1767225600000, (b"hi!", b"ho!"))
+    >>> [message.seq for message in run]
+    [7, 8]
+    """
+
+    channel: ChannelId
+    sender: Nid
+    first_seq: int
+    timestamp: int
+    payloads: tuple[bytes, ...]
+    recipients: tuple[Nid, ...] = ()
+
+    def __iter__(self) -> Iterator[Message]:
+        for seq, payload in enumerate(self.payloads, self.first_seq):
+            yield Message(self.channel, self.sender, seq, self.timestamp, payload, self.recipients)
 
 
 class Entry(msgspec.Struct, frozen=True):

@@ -38,125 +38,11 @@ from penstock.channels.decisions import (
     WriteCursor,
 )
 from penstock.channels.ids import ChannelId, Nid
-from penstock.channels.model import Acl, ChannelType, Config, Limits, PersistedChannel
+from penstock.channels.live import Channel, Memberships
+from penstock.channels.model import ChannelType, Config, Limits, PersistedChannel
 from penstock.errors import OptionsError, Refused
 
-__all__ = ["Core", "Channel", "Memberships", "shard_of"]
-
-
-class Memberships:
-    """Who is in which channels, over all shards, and how many channels there are.
-
-    >>> slots = Memberships()
-    >>> slots.take(Nid("ann", "x.io"), "jobs"); slots.of(Nid("ann", "x.io"))
-    ['jobs']
-    """
-
-    def __init__(self) -> None:
-        self._handlers: dict[Nid, set[str]] = {}
-        self.channels = 0
-
-    def of(self, nid: Nid) -> list[str]:
-        """Return the handlers of the channels ``nid`` is in, sorted."""
-        return sorted(self._handlers.get(nid, ()))
-
-    def count(self, nid: Nid) -> int:
-        """Return how many channels ``nid`` is in."""
-        return len(self._handlers.get(nid, ()))
-
-    def take(self, nid: Nid, handler: str) -> None:
-        """Note a membership."""
-        self._handlers.setdefault(nid, set()).add(handler)
-
-    def release(self, nid: Nid, handler: str) -> None:
-        """Forget a membership."""
-        handlers = self._handlers.get(nid)
-        if handlers is not None:
-            handlers.discard(handler)
-            if not handlers:
-                del self._handlers[nid]
-
-
-class Channel:
-    """A live channel.
-
-    ``next_seq`` is the number the next message gets, ``last_seq`` the last one in the log (0: none), and ``head``
-    the queue's cursor, None while it is unusable.
-
-    >>> channel = Channel("jobs", Config(10, 100, 1000))
-    >>> channel.size, channel.depth
-    (0, 0)
-    """
-
-    def __init__(self, handler: str, config: Config) -> None:
-        self.handler = handler
-        self.config = config
-        self.owner: Nid | None = None
-        self.acl = Acl()
-        self.kind = ChannelType.PUBSUB
-        self.next_seq = 1
-        self.last_seq = 0
-        self.head: int | None = 1
-        self._set: set[Nid] = set()
-        self._members: tuple[Nid, ...] = ()
-        self._readers: tuple[Nid, ...] | None = None
-
-    @classmethod
-    def restored(cls, saved: PersistedChannel, limits: Limits) -> Channel:
-        """Return the channel a file describes; members sorted and each once, however they were written."""
-        channel = cls(saved.handler, Config.of_stored(saved.config, limits))
-        channel.owner, channel.kind = saved.owner, saved.channel_type
-        channel.set_members(tuple(sorted(set(saved.members))))
-        channel.set_acl(saved.acl)
-        return channel
-
-    @property
-    def members(self) -> tuple[Nid, ...]:
-        """The members in NID order."""
-        return self._members
-
-    @property
-    def size(self) -> int:
-        """How many members there are."""
-        return len(self._set)
-
-    @property
-    def depth(self) -> int:
-        """How many elements wait in the queue."""
-        return 0 if self.head is None else max(0, self.next_seq - self.head)
-
-    def has(self, nid: Nid) -> bool:
-        """Say whether ``nid`` is a member."""
-        return nid in self._set
-
-    def set_members(self, members: tuple[Nid, ...]) -> None:
-        """Replace the members."""
-        self._members, self._set, self._readers = members, set(members), None
-
-    def set_acl(self, acl: Acl) -> None:
-        """Replace the lists; who receives follows at once."""
-        self.acl, self._readers = acl, None
-
-    def stored(self, seq: int) -> None:
-        """Note that the log has this message now."""
-        self.last_seq = seq
-
-    def readers(self) -> tuple[Nid, ...]:
-        """Return the members that may read."""
-        if self._readers is None:
-            self._readers = tuple(nid for nid in self._members if self.acl.read.allows(nid))
-        return self._readers
-
-    def snapshot(self, **changes: Any) -> PersistedChannel:
-        """Return what is kept on disk, with these fields as they are going to be."""
-        config = changes.pop("config", self.config)
-        fields: dict[str, Any] = {
-            "owner": self.owner,
-            "acl": self.acl,
-            "members": self._members,
-            "channel_type": self.kind,
-        } | changes
-        return PersistedChannel(self.handler, config=config.stored(), **fields)
+__all__ = ["Core", "shard_of"]
 
 
 class Core:
@@ -224,12 +110,12 @@ class Core:
             self.memberships.take(nid, channel.handler)
         return channel
 
-    def log_opened(self, channel: Channel, last_seq: int, next_seq: int, head: int | None) -> None:
+    def log_opened(self, channel: Channel, next_seq: int, head: int | None) -> None:
         """Learn how far the log of a channel goes, and where the cursor of a queue is (None: unusable).
 
         Also called after a failed append, which may have brought some of its entries into the log.
         """
-        channel.last_seq = last_seq
+        channel.log_next = next_seq
         if channel.kind is ChannelType.FIFO:
             channel.next_seq, channel.head = next_seq, head
         else:
@@ -338,7 +224,7 @@ class Core:
         kind = rules.config_change(channel, new, wanted)
         saved = Save(channel.snapshot(config=new, channel_type=kind))
         becomes_queue = kind is not channel.kind
-        last_seq = channel.last_seq  # of the log alone: numbers of refused messages are not in it
+        begin = channel.log_next if old.persist else 1  # by the log alone: numbers of refused messages are not in it
         steps: list[Step] = []
         after: tuple[Step, ...] = ()
         if new.persist:
@@ -347,7 +233,7 @@ class Core:
             elif becomes_queue or new.message_flush_interval != old.message_flush_interval:
                 steps.append(Flush())
             if becomes_queue:
-                steps.append(WriteCursor(last_seq + 1))
+                steps.append(WriteCursor(begin))
             steps.append(saved)
             if becomes_queue or new.message_flush_interval != old.message_flush_interval:
                 after = (Reopen(kind is ChannelType.FIFO, new.message_flush_interval),)
@@ -356,10 +242,10 @@ class Core:
 
         def apply() -> None:
             channel.config, channel.kind = new, kind
-            if not new.persist:
-                channel.last_seq = 0
+            if not new.persist or not old.persist:
+                channel.log_next = 1
             if becomes_queue:
-                channel.next_seq = channel.head = last_seq + 1
+                channel.next_seq = channel.head = begin
 
         changed = becomes_queue or new != old
         event = c.Event("CHANNEL_RECONFIGURED", command.channel, None, None, channel.members)
@@ -373,36 +259,28 @@ class Core:
         rules.broadcast(channel, command)
         seq, channel.next_seq = channel.next_seq, channel.next_seq + 1
         rules.payload_size(channel, command.payload)
-        message = c.Message(command.channel, command.nid, seq, command.timestamp, command.payload, channel.readers())
-        config = channel.config
-        if config.persist:
-            entry = c.Entry(seq, command.timestamp, str(command.nid), command.payload)
-            steps = (Append(entry, not config.message_flush_interval, config.max_persist_messages),)
-            return Decision(command.channel, steps, lambda: channel.stored(seq), events=(message,), answer=seq)
-        return Decision(command.channel, events=(message,), answer=seq)
+        name, nid, payload, timestamp = command.channel, command.nid, command.payload, command.timestamp
+        message = c.Message(name, nid, seq, timestamp, payload, channel.readers())
+        if not channel.config.persist:
+            return Decision(name, events=(message,), answer=seq)
+        step = self._appending(channel, seq, timestamp, nid, (payload,))
+        return Decision(name, (step,), lambda: channel.stored(seq), events=(message,), answer=seq)
 
     def _broadcast_many(self, command: c.BroadcastMany) -> Decision:
-        for payload in command.payloads:
-            rules.payload_given(payload)
+        payloads = command.payloads
+        rules.payload_given(min(payloads, key=len, default=b"-"))
         channel = self._served(command)
         rules.broadcast(channel, command)
-        for payload in command.payloads:  # all or none: no number is spent on a run that is refused
-            rules.payload_size(channel, payload)
-        first, channel.next_seq = channel.next_seq, channel.next_seq + len(command.payloads)
-        readers, config, sender = channel.readers(), channel.config, str(command.nid)
-        events = tuple(
-            c.Message(command.channel, command.nid, seq, command.timestamp, payload, readers)
-            for seq, payload in enumerate(command.payloads, first)
-        )
+        # All or none: no number is spent on a run that is refused.
+        rules.payload_size(channel, max(payloads, key=len, default=b""))
+        first, channel.next_seq = channel.next_seq, channel.next_seq + len(payloads)
         numbers = range(first, channel.next_seq)
-        if not config.persist or not numbers:
-            return Decision(command.channel, events=events, answer=numbers)
-        steps = tuple(
-            Append(c.Entry(event.seq, event.timestamp, sender, event.payload), not config.message_flush_interval,
-                   config.max_persist_messages)
-            for event in events
-        )  # fmt: skip
-        return Decision(command.channel, steps, lambda: channel.stored(numbers[-1]), events=events, answer=numbers)
+        name, nid, timestamp = command.channel, command.nid, command.timestamp
+        events = c.Messages(name, nid, first, timestamp, payloads, channel.readers())
+        if not channel.config.persist or not payloads:
+            return Decision(name, events=events, answer=numbers)
+        step = self._appending(channel, first, timestamp, nid, payloads)
+        return Decision(name, (step,), lambda: channel.stored(numbers[-1]), events=events, answer=numbers)
 
     def _history(self, command: c.History) -> Decision:
         channel = self._served(command)
@@ -422,13 +300,12 @@ class Core:
         channel = self._served(command)
         rules.push(channel, command)
         seq, channel.next_seq = channel.next_seq, channel.next_seq + 1
-        entry = c.Entry(seq, command.timestamp, str(command.nid), command.payload)
+        step = self._appending(channel, seq, command.timestamp, command.nid, (command.payload,))
 
         def undo() -> None:
             channel.next_seq = min(channel.next_seq, seq)
 
-        steps = (Append(entry, not channel.config.message_flush_interval, 0),)
-        return Decision(command.channel, steps, lambda: channel.stored(seq), undo)
+        return Decision(command.channel, (step,), lambda: channel.stored(seq), undo)
 
     def _pop(self, command: c.Pop) -> Decision:
         channel = self._served(command)
@@ -468,6 +345,12 @@ class Core:
         if channel is None:
             raise Refused("CHANNEL_NOT_FOUND")
         return channel
+
+    @staticmethod
+    def _appending(channel: Channel, seq: int, timestamp: int, nid: Nid, payloads: tuple[bytes, ...]) -> Append:
+        config = channel.config
+        keep = 0 if channel.kind is ChannelType.FIFO else config.max_persist_messages
+        return Append(seq, timestamp, str(nid), payloads, not config.message_flush_interval, keep)
 
     def _insert(self, channel: Channel) -> None:
         self.channels[channel.handler] = channel

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -34,9 +34,12 @@ class Remove(Step, frozen=True):
 
 
 class Append(Step, frozen=True):
-    """Append one entry to the log, durable before the next step when ``sync``."""
+    """Append entries to the log, numbered in a row from ``seq`` on, durable before the next step when ``sync``."""
 
-    entry: c.Entry
+    seq: int
+    timestamp: int
+    sender: str
+    payloads: tuple[bytes, ...]
     sync: bool
     keep: int
     """How many entries retention must keep; 0 in a queue, whose cursor decides."""
@@ -97,7 +100,7 @@ class Decision(msgspec.Struct):
     steps: tuple[Step, ...] = ()
     apply: Callable[[], None] = nothing
     undo: Callable[[], None] = nothing
-    events: tuple[c.Event | c.Message, ...] = ()
+    events: Iterable[c.Event | c.Message] = ()
     answer: Any = None
     after: tuple[Step, ...] = ()
     """Steps that may fail: the command is done without them."""

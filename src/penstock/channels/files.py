@@ -15,27 +15,29 @@ from typing import Any, Final
 import msgspec
 
 from penstock.channels import commands as c
+from penstock.channels import counts
 from penstock.channels import decisions as d
+from penstock.channels.counts import timed
 from penstock.channels.store import ChannelStore, channel_hash
 from penstock.disk import Disk
 from penstock.disk.commit import GROUP, Committer
 from penstock.errors import CorruptionError
 from penstock.log.messagelog import MessageLog, MessageLogOptions, MessageLogReader
 from penstock.log.messagelog.fifo_cursor import load_cursor, save_cursor
-from penstock.metrics import REGISTRY
+from penstock.log.messagelog.format import ENTRY_OVERHEAD, MAX_SENDER_BYTES
 
 __all__ = ["ChannelFiles", "LogState"]
 
 _log = logging.getLogger(__name__)
 
 GAP: Final = "fifo log has a gap at the head cursor"
-CURSOR_SECONDS = REGISTRY.histogram("fifo_cursor_fsync_seconds", "how long it takes to move the cursor of a queue")
+SMALL_BYTES: Final = 64 << 10
+"""What is larger is not written on the event loop."""
 
 
 class LogState(msgspec.Struct, frozen=True):
-    """How far a log goes: its last number, the next one, and the head of a queue (None: unusable)."""
+    """How far a log goes: the next number it takes, and the head of a queue (None: unusable)."""
 
-    last_seq: int
     next_seq: int
     head: int | None
 
@@ -49,7 +51,7 @@ class ChannelFiles:
     >>> disk.make_folder("data")
     >>> files = ChannelFiles("ops", FileChannelStore("data", disk), disk, "data", MessageLogOptions(sync="none"))
     >>> files.open(fifo=False, flush_interval=0)
-    LogState(last_seq=0, next_seq=1, head=None)
+    LogState(next_seq=1, head=None)
     >>> files.close()
     """
 
@@ -72,7 +74,9 @@ class ChannelFiles:
     def open(self, *, fifo: bool, flush_interval: int) -> LogState:
         """Open the log, mending what a crash left, and say how far it goes."""
         if self._log is None:
+            started = time.perf_counter()
             self._log = MessageLog.open(self.folder, self._options, disk=self._disk)
+            counts.RECOVERY.observe(time.perf_counter() - started)
             self._synced, self._keep = 0, None
             self._reopen(d.Reopen(fifo, flush_interval))
         return self.state(fifo=fifo)
@@ -83,11 +87,22 @@ class ChannelFiles:
         head = None
         if fifo:
             try:
-                last_seq = log.last_seq or log.next_position - 1  # an emptied log still knows its next number
-                head = load_cursor(self._disk, self.folder, log.first_seq, last_seq)
+                head = self._head(log)
             except CorruptionError as exc:
                 _log.warning("the queue %s needs to be cleared: %s", self.handler, exc)
-        return LogState(log.last_seq, log.next_position, head)
+        return LogState(log.next_position, head)
+
+    def _head(self, log: MessageLog) -> int:
+        """Return where the queue goes on; CorruptionError when its cursor does not fit the log."""
+        given_out = log.next_position - 1
+        try:
+            return load_cursor(self._disk, self.folder, log.first_seq, log.last_seq or given_out)
+        except CorruptionError:
+            # Numbers above the last entry were given out and lost: behind all of them there is nothing to miss.
+            head = load_cursor(self._disk, self.folder, log.first_seq, given_out)
+            if head <= given_out:
+                raise
+            return head
 
     def close(self) -> None:
         """Let go of the log; what it holds is made durable first if that was still to come."""
@@ -101,7 +116,7 @@ class ChannelFiles:
         if log is not None:
             try:
                 if log.last_seq > self._synced:
-                    log.sync()
+                    timed(log.sync, counts.FLUSHES, counts.FLUSH_SECONDS)
             finally:
                 log.close()
 
@@ -112,7 +127,7 @@ class ChannelFiles:
         """
         first = decisions[0].steps[0] if decisions[0].steps else None
         if isinstance(first, d.Append):
-            self._append([step for decision in decisions for step in decision.steps if isinstance(step, d.Append)])
+            self.append([step for decision in decisions for step in decision.steps if isinstance(step, d.Append)])
             answers: list[Any] = [decision.answer for decision in decisions]
         elif isinstance(first, d.Take):
             answers = self._take(first.seq, len(decisions))
@@ -150,9 +165,10 @@ class ChannelFiles:
                 log = self._need_log()
                 return (log.first_seq, log.last_seq) if log.last_seq else (0, 0)
             case d.Evict(below):
-                # The segment of the last entry stays: without it a restart could not tell how far the numbers went.
+                # The segment of the last durable entry stays: without it a restart could not tell how far the
+                # numbers went, after a power cut that takes what came later.
                 log = self._need_log()
-                log.drop_before(min(below, log.last_seq))
+                log.drop_before(min(below, self._synced, log.last_seq))
             case d.Reopen():
                 self._reopen(step)
             case _:
@@ -161,45 +177,63 @@ class ChannelFiles:
 
     # --- The log
 
-    def _append(self, steps: list[d.Append]) -> None:
-        log = self._need_log()
-        last = steps[-1]
+    def has_room(self, payloads: Sequence[bytes]) -> bool:
+        """Whether these can be appended right away: the flush comes later, no file is made, sealed or dropped."""
+        log, count, length = self._log, len(payloads), sum(map(len, payloads))
+        if log is None or self._committer is None or self._keep is None or length > SMALL_BYTES:
+            return False
+        return log.has_room(count, length + count * (ENTRY_OVERHEAD + MAX_SENDER_BYTES))
+
+    def append(self, steps: Sequence[d.Append]) -> None:
+        """Append what the steps say, and make it durable at once or within the flush interval."""
+        log, last, started = self._need_log(), steps[-1], time.perf_counter()
         if last.keep != self._keep:
             log.set_retention("count" if last.keep else "fifo", last.keep)
             self._keep = last.keep
-        entries = [step.entry for step in steps]
-        entry, end = entries[0], entries[-1]
-        if len(entries) == 1:
-            log.append(entry.payload, sender=entry.sender, timestamp_ms=entry.timestamp, seq=entry.seq)
-        elif end.seq - entry.seq + 1 == len(entries) and len({(e.sender, e.timestamp) for e in entries}) == 1:
-            payloads, timestamp_ns = [entry.payload for entry in entries], entry.timestamp * 1_000_000
-            log.append_many(payloads, sender=entry.sender, timestamp_ns=timestamp_ns, seq=entry.seq)
+        if len(steps) == 1 and len(last.payloads) == 1:
+            log.append(last.payloads[0], sender=last.sender, timestamp_ms=last.timestamp, seq=last.seq)
         else:
-            log.append_many(
-                [entry.payload for entry in entries],
-                sender=[entry.sender for entry in entries],
-                timestamp_ns=[entry.timestamp * 1_000_000 for entry in entries],
-                seq=[entry.seq for entry in entries],
-            )
+            self._append_many(log, steps)
+        counts.APPEND_SECONDS.observe(time.perf_counter() - started)
         if last.sync:
             self._flush()
         elif self._committer is not None:
             self._committer.touch()
 
+    @staticmethod
+    def _append_many(log: MessageLog, steps: Sequence[d.Append]) -> None:
+        payloads = [payload for step in steps for payload in step.payloads]
+        first, last = steps[0], steps[-1]
+        in_a_row = last.seq + len(last.payloads) - first.seq == len(payloads)
+        if in_a_row and all(step.sender == first.sender and step.timestamp == first.timestamp for step in steps):
+            log.append_many(payloads, sender=first.sender, timestamp_ns=first.timestamp * 1_000_000, seq=first.seq)
+            return
+        log.append_many(
+            payloads,
+            sender=[step.sender for step in steps for _ in step.payloads],
+            timestamp_ns=[step.timestamp * 1_000_000 for step in steps for _ in step.payloads],
+            seq=[step.seq + index for step in steps for index in range(len(step.payloads))],
+        )
+
     def _flush(self) -> None:
         if self._log is not None:
-            self._synced = self._log.sync() - 1
+            self._synced = timed(self._log.sync, counts.FLUSHES, counts.FLUSH_SECONDS) - 1
 
     def _flush_later(self) -> int:
         """Flush for the timer; runs on a thread of the group commit."""
         log = self._log
         if log is None:
             return 0
-        bound = log.sync()
+        bound = timed(log.sync, counts.FLUSHES, counts.FLUSH_SECONDS)
         self._synced = bound - 1
         return bound
 
     def _read(self, from_seq: int, limit: int) -> list[c.Entry]:
+        found = timed(lambda: self._read_entries(from_seq, limit), counts.READS, counts.READ_SECONDS)
+        counts.ENTRIES_RETURNED.observe(len(found))
+        return found
+
+    def _read_entries(self, from_seq: int, limit: int) -> list[c.Entry]:
         log = self._need_log()
         if limit <= 0 or not log.last_seq or from_seq > log.last_seq:
             return []
@@ -250,7 +284,7 @@ class ChannelFiles:
             self._disk.make_folder(self.folder)
             self._disk.sync_folder(self._root)
         save_cursor(self._disk, self.folder, next_seq)
-        CURSOR_SECONDS.observe(time.perf_counter() - started)
+        counts.CURSOR_SECONDS.observe(time.perf_counter() - started)
 
     # --- The end
 
@@ -265,7 +299,7 @@ class ChannelFiles:
         def first() -> None:
             nonlocal gone
             gone = True
-            self._let_go()
+            timed(self._let_go, counts.LOG_DELETES)
 
         try:
             self._store.delete(self.hash, first)

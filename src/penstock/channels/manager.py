@@ -15,72 +15,31 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self
 
-import msgspec
-
 from penstock.channels import commands as c
 from penstock.channels import rules
 from penstock.channels.actor import Actor, CloseLog
 from penstock.channels.channel import Channel
-from penstock.channels.core import Core, Memberships, shard_of
+from penstock.channels.core import Core, shard_of
+from penstock.channels.counts import ACTIVE, count_command
 from penstock.channels.files import ChannelFiles
-from penstock.channels.ids import ChannelId, Nid, is_domain, is_handler
-from penstock.channels.model import Limits, PersistedChannel
+from penstock.channels.ids import ChannelId, Nid, is_handler
+from penstock.channels.live import Memberships
+from penstock.channels.model import PersistedChannel
+from penstock.channels.options import ManagerOptions
+from penstock.channels.saver import Saver
 from penstock.channels.session import Session
 from penstock.channels.store import ChannelStore, FileChannelStore, channel_hash
 from penstock.disk import Disk, Handle, Lock, PosixDisk
-from penstock.errors import ClosedError, CorruptionError, OptionsError, PenstockError, Refused
+from penstock.errors import ClosedError, CorruptionError, OptionsError, PenstockError
 from penstock.log.messagelog import MessageLogOptions
-from penstock.metrics import REGISTRY
 
-__all__ = ["ChannelManager", "ManagerOptions"]
+__all__ = ["ChannelManager"]
 
 _log = logging.getLogger(__name__)
 
-ACTIVE = REGISTRY.gauge("channels_active", "channels that are alive")
-JOINS = REGISTRY.counter("channel_joins", "joins of channels", labels=("result",))
-LEAVES = REGISTRY.counter("channel_leaves", "members that left a channel")
-DELETED = REGISTRY.counter("channels_deleted", "channels that ended")
-QUEUE = {
-    kind: REGISTRY.counter(f"fifo_{word}", f"{word} on queues", labels=("result",))
-    for kind, word in ((c.Push, "pushes"), (c.Pop, "pops"), (c.Clear, "clears"))
-}
 LOCK = "penstock-channels-lock"
-
-
-class ManagerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a manager behaves.  Given to ChannelManager.open(); it cannot change afterwards.
-
-    >>> ManagerOptions(domain="nodot")
-    Traceback (most recent call last):
-    penstock.errors.OptionsError: domain='nodot': not a domain
-    """
-
-    # --- What the channels promise
-
-    domain: str = "localhost"
-    """The domain served here; channels of others are refused."""
-    limits: Limits = Limits()
-    """What no channel and no client may exceed."""
-    authenticated: bool = True
-    """Whether members are who they say.  Without it nothing is restored and no channel may be persistent."""
-
-    # --- How fast they are
-
-    io_threads: int = 32
-    """Threads that touch the disk: how many channels can wait for an fsync at the same time."""
-    shards: int = 8
-    """Parts the channels are divided into by the hash of their handler; a restore loads them side by side."""
-    max_open_logs: int = 256
-    """Logs kept open; the one used longest ago is closed for the next.  Each takes about six descriptors."""
-    segment_bytes: int = 128 << 20
-    """Size of a log segment.  History goes by whole segments, so smaller ones honour small caps better."""
-
-    def __post_init__(self) -> None:
-        if not is_domain(self.domain):
-            raise OptionsError(f"domain={self.domain!r}: not a domain")
-        for field in ("io_threads", "shards", "max_open_logs", "segment_bytes"):
-            if getattr(self, field) < 1:
-                raise OptionsError(f"{field}={getattr(self, field)}: must be at least 1")
+SAVING_THREADS = 16
+"""How many threads share the saves that wait together."""
 
 
 class ChannelManager(Handle):
@@ -119,7 +78,9 @@ class ChannelManager(Handle):
             sync="none", max_payload_bytes=options.limits.max_payload_size, segment_bytes=options.segment_bytes
         )
         self._executor = ThreadPoolExecutor(options.io_threads, "penstock-channels")
+        self.saver = Saver(store, self._executor, min(options.io_threads, SAVING_THREADS))
         self._closed = ""
+        self._active = -1
         self.broken: dict[str, str] = {}
         """Folders that hold a channel that cannot be restored, and why.  They are left alone."""
 
@@ -190,12 +151,12 @@ class ChannelManager(Handle):
         try:
             answer = await actor.submit(command, source)
         except Exception as exc:
-            _count(command, exc)
+            count_command(command, exc)
             raise
         finally:
             if actor.idle:  # answered from memory, so the actor's own task did not say so
                 self.drained(actor)
-        _count(command, None)
+        count_command(command, None)
         return answer
 
     async def discard(self, handler: str) -> None:
@@ -253,6 +214,8 @@ class ChannelManager(Handle):
 
     def deliver(self, events: Iterable[c.Event | c.Message], source: object) -> None:
         """Hand events to those they are for, except to the session that caused them."""
+        if not self._sessions and not self._listeners:
+            return
         for event in events:
             for listener in self._listeners:
                 listener(event)
@@ -274,13 +237,13 @@ class ChannelManager(Handle):
 
     def drained(self, actor: Actor) -> None:
         """Note that an actor has nothing to do; forget it if its channel is gone."""
-        if actor in self._open_logs:
+        if actor in self._open_logs and (actor is not next(reversed(self._open_logs)) or not actor.files.is_open):
             del self._open_logs[actor]
             if actor.files.is_open:
                 self._open_logs[actor] = None  # now the one used last
         if actor.channel() is None and self._actors.get(actor.files.handler) is actor:
             del self._actors[actor.files.handler]
-        ACTIVE.set(self._memberships.channels)
+        self._count_channels()
         if len(self._open_logs) > self.options.max_open_logs and not self._closed:
             self._close_oldest()
 
@@ -336,7 +299,7 @@ class ChannelManager(Handle):
         for core, channels in zip(self._cores, loaded, strict=True):
             for saved in channels:
                 core.restore(saved)
-        ACTIVE.set(self._memberships.channels)
+        self._count_channels()
 
     def _load(self, digests: list[str]) -> list[PersistedChannel]:
         """Load the channels of one shard; one that cannot be read is passed over, and remembered."""
@@ -355,6 +318,11 @@ class ChannelManager(Handle):
         return channels
 
     # --- Small things
+
+    def _count_channels(self) -> None:
+        if self._active != self._memberships.channels:
+            self._active = self._memberships.channels
+            ACTIVE.set(self._active)
 
     def _core(self, handler: str) -> Core:
         return self._cores[shard_of(channel_hash(handler), len(self._cores))]
@@ -388,16 +356,3 @@ def _prepare(disk: Disk, files: FileChannelStore, root: str) -> Lock:
 
 def _is_hash(name: str) -> bool:
     return len(name) == 64 and all(digit in "0123456789abcdef" for digit in name)
-
-
-def _count(command: c.Command, error: Exception | None) -> None:
-    kind = type(command)
-    if kind is c.Join:
-        JOINS.add(result="success" if error is None else "failure")
-    elif kind in QUEUE:
-        refused = error.reason.lower() if isinstance(error, Refused) else "failure"
-        QUEUE[kind].add(result="success" if error is None else refused)
-    elif error is None and kind is c.Leave:
-        LEAVES.add()
-    elif error is None and kind is c.Delete:
-        DELETED.add()

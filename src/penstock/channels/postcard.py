@@ -43,11 +43,8 @@ def encode(channel: PersistedChannel) -> bytes:
     '02 63 68 00 00 00 00 00 00 00 00 00 00 00'
     """
     parts = [_string(channel.handler)]
-    parts.append(b"\0" if channel.owner is None else b"\1" + _string(str(channel.owner)))
-    config = channel.config
-    parts.extend(map(_option, (config.max_clients, config.max_payload_size, config.max_persist_messages)))
-    parts.append(b"\0" if config.persist is None else b"\1\1" if config.persist else b"\1\0")
-    parts.append(_option(config.message_flush_interval))
+    parts.append(b"\0" if channel.owner is None else b"\1" + _member(channel.owner))
+    parts.append(_config(channel.config))
     for allow in (channel.acl.join, channel.acl.publish, channel.acl.read):
         parts.append(_varint(len(allow.domains)))
         for domain, names in sorted(allow.domains.items()):
@@ -105,6 +102,14 @@ def _member(nid: Nid) -> bytes:
     return _string(str(nid))
 
 
+@lru_cache(1024)  # channels have few settings among them
+def _config(config: StoredConfig) -> bytes:
+    parts = [*map(_option, (config.max_clients, config.max_payload_size, config.max_persist_messages))]
+    parts.append(b"\0" if config.persist is None else b"\1\1" if config.persist else b"\1\0")
+    parts.append(_option(config.message_flush_interval))
+    return b"".join(parts)
+
+
 def _option(number: int | None) -> bytes:
     if number is None:
         return b"\0"
@@ -137,6 +142,9 @@ class _Decoder:
 
     def varint(self, limit: tuple[int, int], name: str) -> int:
         start, value = self.at, 0
+        if start < len(self.data) and (byte := self.data[start]) < 0x80:  # nearly all of them
+            self.at = start + 1
+            return byte
         most, last = limit
         for index in range(most):
             if self.at >= len(self.data):

@@ -3,6 +3,7 @@
     <root>/<sha256 of the handler, 64 lower-case hex digits>/
         metadata.bin        this store's
         metadata.bin.tmp    only while saving, or while a channel is being deleted
+        penstock-spare      the metadata of before, where the next save writes (see docs/decisions/094)
         *.log *.idx …       the message log's, which shares the folder
 
 A save writes the whole file anew: write tmp, fsync, rename, fsync the folder, in that order, so a crash leaves
@@ -21,20 +22,22 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Final, Protocol
 
+from penstock.channels.counts import DELETES, LOAD_SECONDS, LOADS, SAVE_SECONDS, SAVES, timed
 from penstock.channels.model import PersistedChannel
 from penstock.channels.postcard import MAX_METADATA_BYTES, decode, decode_any, encode
-from penstock.disk import Disk, PosixDisk, save_atomically
+from penstock.disk import Disk, PosixDisk, Replacement, save_many_atomically
 from penstock.disk.posix import folder_of
 from penstock.errors import CorruptionError
-from penstock.metrics import REGISTRY
 
 __all__ = ["ChannelStore", "FileChannelStore", "MemoryChannelStore", "FailingChannelStore", "channel_hash"]
 
 METADATA: Final = "metadata.bin"
 METADATA_TMP: Final = "metadata.bin.tmp"
+SPARE: Final = "penstock-spare"
 CURSOR: Final = "cursor.bin"
 
 HASH = re.compile(r"[0-9a-f]{64}")
@@ -44,13 +47,8 @@ OURS = re.compile(
 
 _log = logging.getLogger(__name__)
 
-SAVES = REGISTRY.counter("store_saves", "saves of channel metadata", labels=("result",))
-SAVE_SECONDS = REGISTRY.histogram("store_save_duration_seconds", "how long a save of channel metadata takes")
-DELETES = REGISTRY.counter("store_deletes", "deletions of channels on disk", labels=("result",))
-LOADS = REGISTRY.counter("store_loads", "loads of channel metadata", labels=("result",))
-LOAD_SECONDS = REGISTRY.histogram("store_load_duration_seconds", "how long a load of channel metadata takes")
 
-
+@lru_cache(65_536)
 def channel_hash(handler: str) -> str:
     """Return the name of a channel's folder: SHA-256 of the bare handler, in hex.
 
@@ -99,6 +97,7 @@ class FileChannelStore:
     def __init__(self, root: str, disk: Disk | None = None) -> None:
         self.root = root
         self._disk = disk or PosixDisk()
+        self._safe_spares: set[str] = set()  # of channels whose last save was ours and is durable
 
     def folder(self, hash: str) -> str:
         """Return the folder of a channel."""
@@ -106,34 +105,73 @@ class FileChannelStore:
 
     def save(self, channel: PersistedChannel) -> str:
         """Replace the metadata of a channel."""
+        (result,) = self.save_many([channel], spares=False)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def save_many(self, channels: Sequence[PersistedChannel], *, spares: bool = True) -> list[str | Exception]:
+        """Replace the metadata of different channels, step by step together; return a hash or an error for each.
+
+        With ``spares`` the file a save replaces is kept beside it, to be written by the next save but one.
+        """
         started = time.perf_counter()
+        results: list[str | Exception] = []
+        places: list[int] = []
+        saves: list[Replacement] = []
         try:
-            digest = channel_hash(channel.handler)
-            folder, data = self.folder(digest), encode(channel)
-            if self._disk.stat(folder) is None:
-                self._make(folder)
-            save_atomically(self._disk, f"{folder}/{METADATA}", data, temporary=f"{folder}/{METADATA_TMP}")
+            for channel in channels:
+                try:
+                    saves.append(self._replacement(channel, spares=spares))
+                    places.append(len(results))
+                    results.append(channel_hash(channel.handler))
+                except Exception as exc:  # noqa: BLE001 - the others are saved all the same
+                    results.append(exc)
+            for place, error in zip(places, save_many_atomically(self._disk, saves), strict=True):
+                if error is not None:
+                    results[place] = error
+                elif spares:
+                    self._safe_spares.add(channel_hash(channels[place].handler))
         except BaseException:
-            SAVES.add(result="failure")
+            SAVES.add(len(channels), result="failure")
             raise
-        SAVES.add(result="success")
-        SAVE_SECONDS.observe(time.perf_counter() - started)
-        return digest
+        seconds = time.perf_counter() - started
+        failed = sum(isinstance(result, Exception) for result in results)
+        if failed:
+            SAVES.add(failed, result="failure")
+        if failed < len(results):
+            SAVES.add(len(results) - failed, result="success")
+        for _ in range(len(results) - failed):
+            SAVE_SECONDS.observe(seconds)
+        return results
+
+    def _replacement(self, channel: PersistedChannel, *, spares: bool) -> Replacement:
+        digest, data = channel_hash(channel.handler), encode(channel)
+        folder = self.folder(digest)
+        if self._disk.stat(folder) is None:
+            self._make(folder)
+        reuse = spares and digest in self._safe_spares
+        self._safe_spares.discard(digest)  # until this save is durable too
+        spare = f"{folder}/{SPARE}" if spares else ""
+        return Replacement(f"{folder}/{METADATA}", data, f"{folder}/{METADATA_TMP}", spare, reuse)
 
     def delete(self, hash: str, first: Callable[[], None] | None = None) -> None:
         """Take a channel out for good and remove its folder."""
-        try:
+        self._safe_spares.discard(hash)
+
+        def work() -> None:
             self._retire(hash)
             if first is not None:
                 first()
             self._wipe(hash)
-        except BaseException:
-            DELETES.add(result="failure")
-            raise
-        DELETES.add(result="success")
+
+        timed(work, DELETES)
 
     def hashes(self) -> list[str]:
         """Return the hashes of all channels and sweep."""
+        return timed(self._hashes, LOADS)
+
+    def _hashes(self) -> list[str]:
         try:
             names = self._disk.list(self.root)
         except FileNotFoundError:
@@ -151,16 +189,7 @@ class FileChannelStore:
 
     def load(self, hash: str) -> PersistedChannel:
         """Return the metadata of one channel."""
-        started = time.perf_counter()
-        path = f"{self.folder(hash)}/{METADATA}"
-        try:
-            channel = self._load(hash, path)
-        except BaseException:
-            LOADS.add(result="failure")
-            raise
-        LOADS.add(result="success")
-        LOAD_SECONDS.observe(time.perf_counter() - started)
-        return channel
+        return timed(lambda: self._load(hash, f"{self.folder(hash)}/{METADATA}"), LOADS, LOAD_SECONDS)
 
     def _load(self, hash: str, path: str) -> PersistedChannel:
         try:

@@ -4,7 +4,7 @@ Nothing above this floor calls ``os`` to open, write, rename or sync a file.  Th
 code run on a folder, in memory, on a disk that loses power, and on whatever else can list and read.
 """
 
-from penstock.disk.atomic import save_atomically
+from penstock.disk.atomic import Replacement, save_atomically, save_many_atomically
 from penstock.disk.commit import Committer, GroupCommit
 from penstock.disk.face import Disk, File, Lock, ReadDisk, ReadFile, Stat
 from penstock.disk.faulty import FaultyDisk
@@ -24,6 +24,8 @@ __all__ = [
     "MemoryDisk",
     "FaultyDisk",
     "save_atomically",
+    "save_many_atomically",
+    "Replacement",
     "GroupCommit",
     "Committer",
     "Backoff",

@@ -1,13 +1,35 @@
-"""Replace a file by new bytes so that a crash leaves either the old file or the new one, whole."""
+"""Replace files by new bytes so that a crash leaves either the old file or the new one, whole."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Sequence
+from io import UnsupportedOperation
+from typing import NamedTuple
 
-from penstock.disk.face import Disk
+from penstock.disk.face import Disk, File
 from penstock.disk.posix import folder_of
 
-__all__ = ["save_atomically"]
+__all__ = ["Replacement", "save_atomically", "save_many_atomically"]
+
+
+class Replacement(NamedTuple):
+    """New bytes for the file at ``path``; ``temporary`` is the name they are first written under.
+
+    With a ``spare`` the file that is replaced is not freed but kept under that name, and next time the new bytes may
+    go there, which spares the file system an allocation and a release.  ``reuse`` says so.  Who sets it promises that
+    the last replacement of ``path`` was its own and came back without an error: only then is the spare surely not what
+    a power cut would bring back as ``path``.
+
+    >>> Replacement("settings", b"{}", "settings.tmp").spare
+    ''
+    """
+
+    path: str
+    data: bytes
+    temporary: str
+    spare: str = ""
+    reuse: bool = False
 
 
 def save_atomically(disk: Disk, path: str, data: bytes, *, temporary: str | None = None) -> None:
@@ -23,16 +45,90 @@ def save_atomically(disk: Disk, path: str, data: bytes, *, temporary: str | None
     >>> disk.list("."), disk.open("settings").read_at(0, 9)
     (['settings'], b'{}')
     """
-    temporary = temporary or path + ".tmp"
+    (error,) = save_many_atomically(disk, [Replacement(path, data, temporary or path + ".tmp")])
+    if error is not None:
+        raise error
+
+
+def save_many_atomically(disk: Disk, saves: Sequence[Replacement]) -> list[OSError | None]:
+    """Replace many files, each as ``save_atomically`` does; return what each failed with, or None.
+
+    They go step by step together: all temporaries are written, then all are synced, then all are renamed, then
+    all folders are synced.  A file system with a journal commits it at the first sync of a step, and with it what
+    the others wait for.  One that fails takes no further step and keeps none of the others from theirs.
+
+    >>> from penstock.disk import MemoryDisk
+    >>> disk = MemoryDisk()
+    >>> save_many_atomically(disk, [Replacement("a", b"1", "a.tmp"), Replacement("no/b", b"2", "no/b.tmp")])
+    [None, FileNotFoundError(2, 'No such file or directory')]
+    >>> disk.list(".")
+    ['a']
+    """
+    errors: list[OSError | None] = [None] * len(saves)
+    files: dict[int, File] = {}  # those that are not renamed yet
+
+    def write(index: int) -> None:
+        files[index] = file = _file_for(disk, saves[index])
+        file.write_at(0, saves[index].data)
+        if saves[index].reuse:
+            file.truncate(len(saves[index].data))
+
+    def rename(index: int) -> None:
+        files[index].close()
+        _put(disk, files[index].path, saves[index])
+        del files[index]
+
+    def give_up(index: int) -> None:
+        file = files.pop(index, None)
+        if file is not None:
+            file.close()
+            with contextlib.suppress(OSError):
+                disk.remove(file.path)
+
+    steps: tuple[Callable[[int], None], ...] = (
+        write,
+        lambda index: files[index].sync(),
+        rename,
+        lambda index: disk.sync_folder(folder_of(saves[index].path)),
+    )
     try:
-        with contextlib.suppress(FileNotFoundError):
-            disk.remove(temporary)
-        with disk.create(temporary) as file:
-            file.write_at(0, data)
-            file.sync()
-        disk.rename(temporary, path)
+        for step in steps:
+            for index, error in enumerate(errors):
+                if error is None:
+                    try:
+                        step(index)
+                    except OSError as exc:
+                        errors[index] = exc
+                        give_up(index)
     except BaseException:
-        with contextlib.suppress(OSError):
-            disk.remove(temporary)
+        for index in list(files):
+            give_up(index)
         raise
-    disk.sync_folder(folder_of(path))
+    return errors
+
+
+def _file_for(disk: Disk, save: Replacement) -> File:
+    """Return the file that the new bytes go to: the spare, or a new one."""
+    if save.reuse:
+        with contextlib.suppress(FileNotFoundError):
+            return disk.modify(save.spare)
+    try:
+        return disk.create(save.temporary)
+    except FileExistsError:
+        disk.remove(save.temporary)
+        return disk.create(save.temporary)
+
+
+def _put(disk: Disk, written: str, save: Replacement) -> None:
+    """Rename the new file to where it belongs; with a spare the old one takes that name."""
+    if save.spare:
+        try:
+            disk.exchange(written, save.path)
+        except (FileNotFoundError, UnsupportedOperation):
+            pass  # there is none yet, or the file system cannot: as without a spare
+        else:
+            if written != save.spare:
+                with contextlib.suppress(OSError):
+                    disk.rename(written, save.spare)
+            return
+    disk.rename(written, save.path)

@@ -112,6 +112,9 @@ class Disk(ReadDisk, Protocol):
     def rename(self, path: str, target: str) -> None:
         """Give a file another name, replacing what has it."""
 
+    def exchange(self, path: str, other: str) -> None:
+        """Let two files have each other's name, in one step; UnsupportedOperation where that cannot be done."""
+
     def link(self, path: str, target: str) -> None:
         """Give a file a second name; FileExistsError if something has it."""
 

@@ -209,6 +209,12 @@ class FaultyDisk:
         with self._changing(path), self._changing(target):
             self._inner.rename(path, target)
 
+    def exchange(self, path: str, other: str) -> None:
+        """Let two files have each other's name."""
+        self.called("exchange", path)
+        with self._changing(path):
+            self._inner.exchange(path, other)
+
     def link(self, path: str, target: str) -> None:
         """Give a file a second name."""
         self.called("link", path)

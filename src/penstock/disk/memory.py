@@ -94,6 +94,12 @@ class MemoryDisk:
             del self._files[_norm(path)]
             self._files[_norm(target)] = file
 
+    def exchange(self, path: str, other: str) -> None:
+        """Let two files have each other's name."""
+        with self._mutex:
+            one, two = self._file(path), self._file(other)
+            self._files[_norm(path)], self._files[_norm(other)] = two, one
+
     def link(self, path: str, target: str) -> None:
         """Give a file a second name."""
         with self._mutex:

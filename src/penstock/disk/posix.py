@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import os
@@ -10,8 +11,9 @@ import stat as stat_bits
 import subprocess
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
+from io import UnsupportedOperation
 from types import TracebackType
 from typing import Self
 
@@ -205,6 +207,17 @@ class PosixDisk:
         """Give a file another name, replacing what has it."""
         os.rename(path, target)
 
+    def exchange(self, path: str, other: str) -> None:
+        """Let two files have each other's name, where the operating system and the file system can."""
+        swap = _exchanger()
+        if swap is None:
+            raise UnsupportedOperation(errno.ENOSYS, "two files cannot exchange their names here", path)
+        code = swap(os.fsencode(path), os.fsencode(other))
+        if code in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise UnsupportedOperation(code, os.strerror(code), path)
+        if code:
+            raise OSError(code, os.strerror(code), path, None, other)
+
     def link(self, path: str, target: str) -> None:
         """Give a file a second name."""
         os.link(path, target)
@@ -246,6 +259,24 @@ class PosixDisk:
     def boot_id(self) -> bytes:
         """Return 16 bytes that change with every start of the machine."""
         return boot_id()
+
+
+@cache
+def _exchanger() -> Callable[[bytes, bytes], int] | None:
+    """Return what swaps two names and returns an error number, None where the C library has no such call."""
+    library = ctypes.CDLL(None, use_errno=True)
+    if sys.platform == "darwin":
+        call, here, swap = getattr(library, "renameatx_np", None), -2, 2  # AT_FDCWD, RENAME_SWAP
+    else:
+        call, here, swap = getattr(library, "renameat2", None), -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    if call is None:
+        return None
+    call.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint]
+
+    def exchange(path: bytes, other: bytes) -> int:
+        return ctypes.get_errno() if call(here, path, here, other, swap) else 0
+
+    return exchange
 
 
 @cache

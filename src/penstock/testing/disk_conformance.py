@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import threading
+from io import UnsupportedOperation
 from pathlib import Path
 
 import pytest
@@ -236,3 +237,18 @@ class DiskConformance:
         save_atomically(disk, f"{root}/a", b"short")
         assert disk.list(root) == ["a"]
         assert disk.open(f"{root}/a").read_at(0, 100) == b"short"
+
+    def test_two_files_exchange_their_names_or_stay_as_they_are(self, tmp_path: Path) -> None:
+        disk, root = self.make(tmp_path)
+        for name in "ab":
+            with disk.create(f"{root}/{name}") as file:
+                file.write_at(0, name.encode())
+        with pytest.raises(FileNotFoundError):
+            disk.exchange(f"{root}/a", f"{root}/missing")
+        try:
+            disk.exchange(f"{root}/a", f"{root}/b")
+            expected = [b"b", b"a"]
+        except UnsupportedOperation:
+            expected = [b"a", b"b"]
+        assert disk.list(root) == ["a", "b"]
+        assert [disk.open(f"{root}/{name}").read_at(0, 9) for name in "ab"] == expected

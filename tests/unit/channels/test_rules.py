@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from penstock.channels import commands as c
-from penstock.channels.core import Channel, Core
+from penstock.channels.core import Core
 from penstock.channels.ids import ChannelId, Nid
+from penstock.channels.live import Channel
 from penstock.channels.model import Allow, ChannelType, Config, Limits
 from penstock.errors import Refused
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.disk import FaultyDisk, MemoryDisk, save_atomically
+from penstock.disk import FaultyDisk, MemoryDisk, Replacement, save_atomically, save_many_atomically
 
 
 def fresh() -> FaultyDisk:
@@ -57,3 +57,22 @@ def test_a_leftover_is_replaced() -> None:
     disk.create("a.tmp").write_at(0, b"a long leftover")
     save_atomically(disk, "a", b"new")
     assert disk.open("a").read_at(0, 99) == b"new"
+
+
+def test_many_go_step_by_step_and_one_that_fails_fails_alone() -> None:
+    disk = FaultyDisk(MemoryDisk())
+    saves = [Replacement(name, name.encode(), f"{name}.tmp") for name in "abc"]
+    disk.fail("sync", OSError(5, "Input/output error"), path="b.tmp")
+    assert [type(error) for error in save_many_atomically(disk, saves)] == [type(None), OSError, type(None)]
+    assert disk.list(".") == ["a", "c"]
+    assert [name for name, _ in disk.calls if name in ("write_at", "sync", "rename", "sync_folder")] == [
+        "write_at", "write_at", "write_at", "sync", "sync", "sync", "rename", "rename", "sync_folder", "sync_folder",
+    ]  # fmt: skip
+
+
+def test_many_whose_maker_dies_leave_no_rubbish() -> None:
+    disk = FaultyDisk(MemoryDisk())
+    disk.fail("sync", KeyboardInterrupt(), path="b.tmp")
+    with pytest.raises(KeyboardInterrupt):
+        save_many_atomically(disk, [Replacement(name, b"x", f"{name}.tmp") for name in "abc"])
+    assert disk.list(".") == []

@@ -44,7 +44,7 @@ __all__ = ["Recovery", "SegmentState", "recover"]
 logger = logging.getLogger(__name__)
 
 TRUNCATIONS: Final = REGISTRY.counter(
-    "sealed_segment_truncations", "sealed segments of message logs found to end before their file does"
+    "message_log_sealed_segment_truncations", "sealed segments of message logs found to end before their file does"
 )
 SET_ASIDE: Final = REGISTRY.counter("message_log_bytes_set_aside", "bytes of message logs moved to .bad files")
 NEAR: Final = 1 << 20

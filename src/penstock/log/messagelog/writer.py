@@ -235,6 +235,17 @@ class MessageLog(ClosingHandle):
         with self._mutex:
             return max((segment.last_seq for segment in self._segments), default=0)
 
+    def has_room(self, count: int, length: int) -> bool:
+        """Whether ``count`` entries of ``length`` bytes in all fit without a file being made, sealed or dropped."""
+        with self._mutex:
+            active, oldest = self._active, self._segments[0] if len(self._segments) > 1 else None
+            if active is None or self._dead or self._broken:
+                return False
+            keeps = self._max_messages if self._retention == "count" else 0
+            if keeps and oldest is not None and oldest.last_seq < self._floor + count - keeps:
+                return False
+            return active.state.size + length <= self.options.segment_bytes
+
     @property
     def next_position(self) -> int:
         """The number the next entry gets."""
@@ -372,8 +383,13 @@ class MessageLog(ClosingHandle):
 
     def _drop(self, next_seq: int) -> int:
         dropped = 0
-        if len(self._segments) > 1 and not self._segments[-1].last_seq and self._floor <= next_seq:
-            self._keep_numbers()  # every entry goes, and with them what they tell of the numbers
+        if len(self._segments) > 1 and self._segments[-2].last_seq < next_seq:
+            # All but the newest go.  After a power cut something must still tell which numbers were given out.
+            newest = self._segments[-1]
+            if not newest.last_seq:
+                self._keep_numbers()
+            elif self._marked <= newest.number:  # none of its entries is durable yet
+                self._sync_now()
         while len(self._segments) > 1 and self._segments[0].last_seq < next_seq:
             segment = self._segments.pop(0)
             self._remove(segment.number)

@@ -1,0 +1,47 @@
+"""How a manager of channels behaves."""
+
+from __future__ import annotations
+
+import msgspec
+
+from penstock.channels.ids import is_domain
+from penstock.channels.model import Limits
+from penstock.errors import OptionsError
+
+__all__ = ["ManagerOptions"]
+
+
+class ManagerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a manager behaves.  Given to ChannelManager.open(); it cannot change afterwards.
+
+    >>> ManagerOptions(domain="nodot")
+    Traceback (most recent call last):
+    penstock.errors.OptionsError: domain='nodot': not a domain
+    """
+
+    # --- What the channels promise
+
+    domain: str = "localhost"
+    """The domain served here; channels of others are refused."""
+    limits: Limits = Limits()
+    """What no channel and no client may exceed."""
+    authenticated: bool = True
+    """Whether members are who they say.  Without it nothing is restored and no channel may be persistent."""
+
+    # --- How fast they are
+
+    io_threads: int = 32
+    """Threads that touch the disk: how many channels can wait for an fsync at the same time."""
+    shards: int = 8
+    """Parts the channels are divided into by the hash of their handler; a restore loads them side by side."""
+    max_open_logs: int = 256
+    """Logs kept open; the one used longest ago is closed for the next.  Each takes about six descriptors."""
+    segment_bytes: int = 128 << 20
+    """Size of a log segment.  History goes by whole segments, so smaller ones honour small caps better."""
+
+    def __post_init__(self) -> None:
+        if not is_domain(self.domain):
+            raise OptionsError(f"domain={self.domain!r}: not a domain")
+        for field in ("io_threads", "shards", "max_open_logs", "segment_bytes"):
+            if getattr(self, field) < 1:
+                raise OptionsError(f"{field}={getattr(self, field)}: must be at least 1")
