@@ -50,7 +50,7 @@ class Job(msgspec.Struct, kw_only=True):
     checkpoint: str | None = None
     stream: bool = False
     options: Mapping[str, Any] = {}
-    trigger: Mapping[str, Any] = {"availableNow": True}
+    trigger: Mapping[str, Any] = msgspec.field(default_factory=lambda: {"availableNow": True})
     settings: Mapping[str, str] = {}
 
 
