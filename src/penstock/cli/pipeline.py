@@ -113,17 +113,41 @@ def aggregate(
     table: Annotated[str | None, typer.Argument(help="The table to replace; printed if there is none.")] = None,
     every: Annotated[str, typer.Option(help="Length of a window of time, or 'all'.")] = "1 hour",
     by: Annotated[str, typer.Option(help="Columns to group by, with commas.")] = "channel,kind",
+    watermark: Annotated[
+        str | None,
+        typer.Option(help="Read SOURCE as a stream and add each window to TABLE when it is this long over."),
+    ] = None,
+    checkpoint: Checkpoint = None,
+    max_records: MaxRecords = None,
     master: Master = None,
     cores: Cores = None,
     memory: Memory = "2g",
     json: Json = False,
 ) -> None:
-    """Count records and bytes by time and key."""
+    """Count records and bytes by time and key: all there are, or with a watermark as they come."""
     from penstock.spark import lake
     from penstock.spark.pipelines.aggregate import aggregate as counted
+    from penstock.spark.pipelines.aggregate import aggregate_stream
     from penstock.spark.pipelines.run import load
 
     keys = [name.strip() for name in by.split(",") if name.strip()]
+    if watermark is not None:
+        if table is None or every == "all":
+            raise OptionsError("a stream of windows needs a TABLE and a length of time")
+        with on_spark("aggregating", master, cores, memory) as (spark, shown):
+            summary = aggregate_stream(
+                spark,
+                source,
+                table,
+                checkpoint or _checkpoint(table),
+                every=every,
+                by=keys,
+                watermark=watermark,
+                options=_options(max_records, allow_data_loss=False),
+                on_progress=shown,
+            )
+        say(summary, json, f"{summary.rows} records counted into {table}")
+        return
     with on_spark("aggregating", master, cores, memory) as (spark, _):
         frame = counted(load(spark, source), every=None if every == "all" else every, by=keys)
         if table is None:
@@ -230,15 +254,18 @@ def replay(
 def compact(
     table: TableFolder,
     target_mb: Annotated[int, typer.Option(min=1, help="Size of a file, in MiB.")] = 256,
+    keep_days: Annotated[
+        float | None, typer.Option(min=0, help="Delete rows that are older than so many days.")
+    ] = None,
     vacuum_hours: Annotated[
         int | None, typer.Option(min=0, help="Remove files that no version of the last hours needs.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Rewrite the small files of a table as large ones."""
+    """Rewrite the small files of a table as large ones, and delete what is too old."""
     from penstock.spark.pipelines.compact import compact as run
 
-    done = run(table, target_bytes=target_mb << 20, vacuum_hours=vacuum_hours)
+    done = run(table, target_bytes=target_mb << 20, keep_days=keep_days, vacuum_hours=vacuum_hours)
     if json:
         emit_json(done)
     else:

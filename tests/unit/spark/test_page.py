@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from html.parser import HTMLParser
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 from penstock.spark.pipelines import svg
 from penstock.spark.pipelines.page import OTHERS, ChannelPart, Lag, Report, TopKey, render
@@ -91,7 +91,7 @@ def test_every_drawing_is_xml_and_stays_in_its_box() -> None:
     drawings = re.findall(r"<svg.*?</svg>", render(report()), re.DOTALL)
     assert len(drawings) == 7
     for drawing in drawings:
-        root = ElementTree.fromstring(drawing)
+        root = ET.fromstring(drawing)
         width, height = map(float, root.attrib["viewBox"].split()[2:])
         for mark in root.iter("{http://www.w3.org/2000/svg}rect"):
             x, y, wide, high = (float(mark.attrib[name]) for name in ("x", "y", "width", "height"))
