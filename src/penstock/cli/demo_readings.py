@@ -7,6 +7,7 @@ truth that every later count is compared with.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import time
@@ -63,7 +64,7 @@ def write_readings(folder: str, site: str, readings: int, seconds: float) -> Non
     written = Written(site)
     path = os.path.join(folder, "channels", site)
     with (
-        open_writer(path, format=SITES[site], content=CONTENT) as channel,
+        contextlib.closing(open_writer(path, format=SITES[site], content=CONTENT)) as channel,
         Writer.open(os.path.join(folder, "voices", site)) as voice,
     ):
         begin = said = time.monotonic()

@@ -5,6 +5,7 @@ Each takes JVMs of its own, so they run with --long.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -34,7 +35,7 @@ def _long(request: pytest.FixtureRequest) -> None:
 def channels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("channels")
     for site, kind in SITES.items():
-        with open_writer(str(folder / site), format=kind, content=CONTENT) as channel:
+        with contextlib.closing(open_writer(str(folder / site), format=kind, content=CONTENT)) as channel:
             for start in range(0, RECORDS, 10_000):
                 numbers = range(start, start + 10_000)
                 channel.append_many(
