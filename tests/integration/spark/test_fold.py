@@ -137,9 +137,7 @@ def test_a_bucket_is_folded_from_its_log_with_what_has_expired(spark: Any, tmp_p
     assert [entry.key for entry in state_of(str(tmp_path / "spark.snap"))[2]] == ["later", "other", "renewed"]
 
 
-def test_a_fold_that_died_half_way_is_begun_again(
-    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fold_that_died_half_way_is_begun_again(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log, store = str(tmp_path / "log"), str(tmp_path / "spark.snap")
     with Writer.open(log, content=CONTENT) as writer:
         writer.append_many([encode_envelope(Envelope(b"k%d" % n, b"1")) for n in range(10)])
