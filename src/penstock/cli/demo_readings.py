@@ -11,15 +11,13 @@ import contextlib
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
 from typing import Final
 
 import msgspec
 
 from penstock.disk import PosixDisk, save_atomically
+from penstock.log.detect import open_writer
 from penstock.log.envelope import CONTENT, Envelope, encode_envelope
-from penstock.log.filechannel import ChannelOptions, FileChannel
-from penstock.log.messagelog import MessageLog, MessageLogOptions
 from penstock.log.xchannel import Writer
 from penstock.types import Op
 
@@ -66,7 +64,7 @@ def write_readings(folder: str, site: str, readings: int, seconds: float) -> Non
     written = Written(site)
     path = os.path.join(folder, "channels", site)
     with (
-        open_channel(path, SITES[site]) as append_many,
+        contextlib.closing(open_writer(path, format=SITES[site], content=CONTENT)) as channel,
         Writer.open(os.path.join(folder, "voices", site)) as voice,
     ):
         begin = said = time.monotonic()
@@ -81,7 +79,7 @@ def write_readings(folder: str, site: str, readings: int, seconds: float) -> Non
                 )
                 written.latest[devices[number]] = payload
                 written.hundredths += celsius[number]
-            append_many(records)
+            channel.append_many(records)
             written.readings += len(records)
             if time.monotonic() - said > 0.2:
                 said = time.monotonic()
@@ -90,28 +88,13 @@ def write_readings(folder: str, site: str, readings: int, seconds: float) -> Non
             if ahead > 0:
                 time.sleep(ahead)
         gone = [device for device in devices if device in written.latest][:RETIRED]
-        append_many([encode_envelope(Envelope(device.encode(), op=Op.DELETE)) for device in gone])
+        channel.append_many([encode_envelope(Envelope(device.encode(), op=Op.DELETE)) for device in gone])
         for device in gone:
             del written.latest[device]
         written.records = written.readings + len(gone)
         written.done = True
         save_atomically(PosixDisk(), _note(folder, site), msgspec.json.encode(written))
         voice.append(b"%d" % written.readings)
-
-
-@contextlib.contextmanager
-def open_channel(path: str, format: str) -> Iterator[Callable[[list[bytes]], object]]:
-    """Open a channel of envelopes in the format named; the block gets what appends many records at once."""
-    match format:
-        case "filechannel":
-            with FileChannel.open(path, ChannelOptions(content=CONTENT)) as channel:
-                yield channel.tx().send_many
-        case "messagelog":
-            with MessageLog.open(path, MessageLogOptions(content=CONTENT)) as log:
-                yield log.append_many
-        case _:
-            with Writer.open(path, content=CONTENT) as writer:
-                yield writer.append_many
 
 
 def load_written(folder: str) -> list[Written]:

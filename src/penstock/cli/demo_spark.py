@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from penstock.cli.demo_readings import SITES
 from penstock.log.xchannel import Writer
 from penstock.spark import lake, session
 from penstock.spark.columns import BASE, ENVELOPE
 from penstock.spark.decode import decode_json, split_errors
 from penstock.spark.pipelines.audit import audit
+from penstock.spark.pipelines.fold import fold_into
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -120,26 +122,14 @@ def stream(spark: SparkSession, folder: str, readings: int, found: Found, say: A
     query.stop()
 
 
-def fold(spark: SparkSession, folder: str, found: Found) -> None:  # noqa: ARG001
-    """Fold the newest state of every device into a store."""
-    import asyncio
-
-    from penstock.cli.demo_readings import SITES
-    from penstock.fold import Follow
-    from penstock.log import open_log
-    from penstock.store import AppendLogStore
-
-    found.devices = found.folded = 0
+def fold(spark: SparkSession, folder: str, found: Found) -> None:
+    """Fold the newest state of every device into a store, one for each channel."""
     os.makedirs(f"{folder}/fold", exist_ok=True)
+    found.devices = found.folded = 0
     for site in SITES:
-        with (
-            open_log(f"{folder}/channels/{site}") as log,
-            AppendLogStore.open(f"{folder}/fold/{site}.snap") as store,
-        ):
-            follow = Follow(log, store)
-            asyncio.run(follow.run(once=True))
-            found.folded += follow.records
-            found.devices += store.count()
+        done = fold_into(spark, f"{folder}/channels/{site}", f"{folder}/fold/{site}.snap")
+        found.folded += done.records
+        found.devices += done.entries
 
 
 def aggregate(table: DataFrame, folder: str, found: Found) -> None:

@@ -5,6 +5,7 @@ Each takes JVMs of its own, so they run with --long.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -15,8 +16,9 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.demo_readings import SITES, open_channel
-from penstock.log.envelope import Envelope, encode_envelope
+from penstock.cli.demo_readings import SITES
+from penstock.log.detect import open_writer
+from penstock.log.envelope import CONTENT, Envelope, encode_envelope
 from penstock.testing.spark import ConnectServer, SparkCluster
 
 JOB = Path(__file__).with_name("_job.py")
@@ -33,10 +35,10 @@ def _long(request: pytest.FixtureRequest) -> None:
 def channels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("channels")
     for site, kind in SITES.items():
-        with open_channel(str(folder / site), kind) as append_many:
+        with contextlib.closing(open_writer(str(folder / site), format=kind, content=CONTENT)) as channel:
             for start in range(0, RECORDS, 10_000):
                 numbers = range(start, start + 10_000)
-                append_many(
+                channel.append_many(
                     [encode_envelope(Envelope(b"%s/%d" % (site.encode(), n % 50), b'{"n": %d}' % n)) for n in numbers]
                 )
     return folder

@@ -75,7 +75,8 @@ def follow(query: StreamingQuery, on_progress: Callable[[Progress], None] | None
                 continue
             seen = event["batchId"]
             summary.batches += 1
-            summary.rows += event["numInputRows"]
+            # Spark Connect has the number only with the sources.
+            summary.rows += event.get("numInputRows") or sum(item.get("numInputRows", 0) for item in event["sources"])
             places = [place for source in event["sources"] for place in _places(source.get("endOffset")).values()]
             summary.lost = sum(place.get("lost", 0) for place in places)
             summary.late += sum(item.get("numRowsDroppedByWatermark", 0) for item in event.get("stateOperators", ()))
