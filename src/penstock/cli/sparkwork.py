@@ -84,7 +84,7 @@ def say(summary: Summary, json: bool, sentence: str) -> None:
         emit_json(msgspec.structs.asdict(summary))
         return
     lost = f", {summary.lost} positions lost to retention" if summary.lost else ""
-    late = f", {summary.late} records too late for their window" if summary.late else ""
+    late = f", {summary.late} groups of records too late for their window" if summary.late else ""
     stderr.print(f"{sentence} in {summary.batches} batches, {summary.seconds:.1f} s{lost}{late}", soft_wrap=True)
 
 

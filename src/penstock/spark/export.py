@@ -34,6 +34,12 @@ MANIFEST: Final = (
 )
 ROW_GROUP_BYTES: Final = 32 << 20
 LEVEL: Final = 1
+REPEATED: Final = (pa.string(), pa.int32())
+"""Types whose columns have few values: the channel, the kind, the op."""
+NUMBERS: Final = (pa.int64(), pa.timestamp("us", "UTC"))
+"""Types whose columns grow from row to row: positions and times.  Their differences are small and cost little to
+compress."""
+GROWING: Final = "DELTA_BINARY_PACKED"
 
 
 class Exporter(msgspec.Struct, frozen=True):
@@ -70,7 +76,8 @@ class Exporter(msgspec.Struct, frozen=True):
                     schema,
                     compression=self.compression,
                     compression_level=level,
-                    use_dictionary=["channel", "kind"],
+                    use_dictionary=[field.name for field in schema if field.type in REPEATED],
+                    column_encoding={field.name: GROWING for field in schema if field.type in NUMBERS},
                     write_statistics=[f.name for f in schema if not pa.types.is_binary(f.type)],
                 ) as writer:
                     held: list[pa.RecordBatch] = []

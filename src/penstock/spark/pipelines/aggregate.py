@@ -62,8 +62,8 @@ def aggregate_stream(
     """Count as ``aggregate`` does while records come in, and add each window to a table once, when it is closed.
 
     A window is closed when a record is seen that is ``watermark`` younger than its end; what comes later than that
-    is left out and counted in the summary, as are records without a time.  Windows that are still open are in no
-    table: they wait in the checkpoint.
+    is left out, as are records without a time, and the summary counts them as Spark does: once for a window, key and
+    task.  Windows that are still open are in no table: they wait in the checkpoint.
     """
     from pyspark.sql import functions as F  # noqa: N812
 

@@ -33,7 +33,7 @@ class Summary(msgspec.Struct):
     lost: int = 0
     """Positions that retention took before they were read."""
     late: int = 0
-    """Records that came when their window was closed."""
+    """Records that came when their window was closed; those of one window, key and task count as one."""
 
 
 class Progress(msgspec.Struct, frozen=True):
