@@ -1,4 +1,4 @@
-"""``penstock pipeline run``: a user's function, or a pipeline of our own, on any Spark there is."""
+"""``penstock pipeline run`` and ``prepare``: a user's function, or a pipeline of our own, on any Spark there is."""
 
 from __future__ import annotations
 
@@ -21,14 +21,27 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
+EXAMPLE = "penstock pipeline run mine:hottest data/channels --set limit=5 --master 'local[2]'"
+
 
 def register(app: typer.Typer) -> None:
-    """Add the command to those of ``penstock pipeline``."""
+    """Add the commands to those of ``penstock pipeline``."""
     group = next(info.typer_instance for info in app.registered_groups if info.name == "pipeline")
     assert group is not None
-    group.command(epilog="Example: penstock pipeline run mine:hottest data/channels --set limit=5 --master 'local[2]'")(
-        run
-    )
+    group.command(epilog=f"Example: {EXAMPLE}")(run)
+    group.command(epilog="Example: penstock pipeline prepare")(prepare)
+
+
+def prepare() -> None:
+    """Make Spark start in half the time from now on: once for this Python environment, 190 MB inside it."""
+    from penstock.spark.archive import make_archive
+    from penstock.spark.session import require_pyspark
+
+    require_pyspark()
+    with progress_bar("running Spark once") as bar:
+        bar.add_task("", total=None)
+        path = make_archive()
+    stderr.print(f"{os.path.getsize(path) / 1e6:.0f} MB in {path}", soft_wrap=True, highlight=False)
 
 
 def run(
