@@ -155,10 +155,10 @@ def _bar(spark: SparkSession) -> Iterator[Callable[[Progress], None]]:
 
 def _show(result: Any, *, json: bool) -> None:
     """Print what a function gave: rows, an object, or nothing."""
-    from penstock.cli.pipeline import _print
+    from penstock.cli.sparkwork import print_rows
 
     if hasattr(result, "collect"):
-        _print(result, json=json)
+        print_rows(result, json=json)
     elif isinstance(result, msgspec.Struct):
         emit_json(msgspec.to_builtins(result))
     elif isinstance(result, dict) and not json and "table" in result:

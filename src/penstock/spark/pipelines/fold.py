@@ -19,7 +19,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -41,7 +41,7 @@ from penstock.types import Op, WatchCursor
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-__all__ = ["FoldSummary", "fold", "fold_into", "latest", "updates_of"]
+__all__ = ["FoldSummary", "fold", "fold_into", "latest", "staged_latest", "updates_of"]
 
 PART_ROWS: Final = 65_536
 BACKENDS: Final = {kind.backend: kind for kind in (AppendLogStore, RocksStore, LmdbStore)}
@@ -120,20 +120,8 @@ def fold_into(spark: SparkSession, log: str, store: str, *, backend: str = Appen
         start, end, source = _bounds(log, target)
         summary = FoldSummary()
         if start < end:
-            staging = f"{store}.penstock-staged-{uuid.uuid4().hex[:12]}"
-            try:
-                frame = (
-                    spark.read.format("penstock")
-                    .schema("position long, key binary, op int, payload binary")
-                    .option("fromPosition", start)
-                    .option("toPosition", end)
-                    .load(log)
-                )
-                latest(frame).write.option("compression", "lz4").parquet(staging)
-                _check_same(log, source)
-                summary = _apply(log, target, staging)
-            finally:
-                shutil.rmtree(staging, ignore_errors=True)
+            with contextlib.closing(staged_latest(spark, log, store, start, end)) as staged:
+                summary = _apply(log, source, target, staged)
         target.settle()
         summary.entries, summary.digest = target.count(), target.digest()
         summary.cursor = target.cursor().token.as_int()
@@ -214,20 +202,39 @@ def _bounds(log: str, store: SnapshotStore) -> tuple[int, int, Source]:
         return at, end, source
 
 
-def _check_same(log: str, source: Source) -> None:
-    with open_log(log) as reader:
-        if source_of(reader).log_id != source.log_id:
-            raise ReplacedError(log, "its log id changed while it was folded")
+def staged_latest(spark: SparkSession, log: str, store: str, start: int, end: int) -> Generator[pa.RecordBatch]:
+    """Yield the latest change of each key between two positions of a log; meanwhile they lie beside the store.
+
+    Spark writes them to files: they may be more than the memory of this process takes.
+    """
+    staging = f"{store}.penstock-staged-{uuid.uuid4().hex[:12]}"
+    frame = (
+        spark.read.format("penstock")
+        .schema("position long, key binary, op int, payload binary")
+        .option("fromPosition", start)
+        .option("toPosition", end)
+        .load(log)
+    )
+    try:
+        latest(frame).write.option("compression", "lz4").parquet(staging)
+        for name in sorted(os.listdir(staging)):
+            if name.endswith(".parquet"):
+                with pq.ParquetFile(os.path.join(staging, name)) as file:
+                    for batch in file.iter_batches(PART_ROWS):
+                        if len(batch):
+                            yield batch
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
 
 
-def _apply(log: str, store: SnapshotStore, staging: str) -> FoldSummary:
-    """Apply what Spark wrote, the cursor with the last of it."""
+def _apply(log: str, source: Source, store: SnapshotStore, staged: Iterable[pa.RecordBatch]) -> FoldSummary:
+    """Apply what Spark found, the cursor with the last of it."""
     summary, last = FoldSummary(), -1
     known = store.cursor()
     whole: list[UpdateBatch] = []
     if known.at_start:
         _empty(store)  # what a run that died half way left
-    for batch in _staged(staging):
+    for batch in staged:
         last = max(last, int(np.asarray(batch.column("version")).max()))
         summary.records += int(np.asarray(batch.column("changes")).sum())
         summary.updates += len(batch)
@@ -238,18 +245,11 @@ def _apply(log: str, store: SnapshotStore, staging: str) -> FoldSummary:
             whole.append(updates)
     if last >= 0:
         with open_log(log) as reader:
+            if source_of(reader).log_id != source.log_id:
+                raise ReplacedError(log, "its log id changed while it was folded")
             cursor = WatchCursor.of(reader.read(last, 1).next_position)
         store.apply(UpdateBatch.concat(whole) if whole else UpdateBatch.of([]), cursor)
     return summary
-
-
-def _staged(staging: str) -> Iterator[pa.RecordBatch]:
-    for name in sorted(os.listdir(staging)):
-        if name.endswith(".parquet"):
-            with pq.ParquetFile(os.path.join(staging, name)) as file:
-                for batch in file.iter_batches(PART_ROWS):
-                    if len(batch):
-                        yield batch
 
 
 def _empty(store: SnapshotStore) -> None:
