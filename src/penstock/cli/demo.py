@@ -194,17 +194,17 @@ class Demo:
         found = self.spark
         return [
             ("readings written by four processes", self.readings, readings),
-            ("records in the channels (with the retirements)", records, in_channels),
-            ("problems that verify finds in them", 0, problems),
+            ("records in the channels", records, in_channels),
+            ("problems found in the channels", 0, problems),
             ("records in the lake", records, found["lake"]),
             ("different records in the lake", records, found["distinct"]),
             ("payloads that did not decode", 0, found["bad"]),
             ("records that went into the fold", records, found["folded"]),
             ("devices in the fold", len(latest), found["devices"]),
-            ("devices whose folded value is the last one sent", len(latest), _agreeing(latest, folded)),
+            ("devices folded to the last value sent", len(latest), _agreeing(latest, folded)),
             ("readings in the aggregate", readings, found["counted"]),
             ("sum of all temperatures, °C", _degrees(truth), f"{found['hundredths'] / 100:,.2f}"),
-            ("audit of the lake against the channels", "ok", "ok" if found["audited"] else "NOT ok"),
+            ("audit, lake against channels", "ok", "ok" if found["audited"] else "NOT ok"),
         ]
 
 

@@ -22,6 +22,7 @@ from penstock.spark.columns import BASE, ENVELOPE
 from penstock.spark.decode import decode_json, split_errors
 from penstock.spark.pipelines.audit import audit
 from penstock.spark.pipelines.fold import fold_into
+from penstock.spark.pipelines.report import write_report
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -84,7 +85,8 @@ def main(folder: str, readings: int, report: str) -> None:
         say("auditing the lake against the channels")
         compare(spark, table, folder, found)
         say("writing the report")
-        write_report(spark, folder, report)
+        raw = f"{folder}/lake/raw"
+        write_report(spark, f"{folder}/channels", report, title="Penstock demo: four sites", table=raw)
         spark.stop()
         found.done = True
         say("done")
@@ -158,16 +160,6 @@ def compare(spark: SparkSession, table: DataFrame, folder: str, found: Found) ->
     found.lake = sum(row["in_table"] for row in rows)
     found.distinct = found.lake - sum(row["repeated"] for row in rows)
     found.audited = all(row["ok"] and not row["behind"] for row in rows)
-
-
-def write_report(spark: SparkSession, folder: str, report: str) -> None:
-    """Write the page about the channels."""
-    from penstock.spark.pipelines.report import report as told
-
-    rows = told(spark.read.format("penstock").load(f"{folder}/channels")).collect()
-    os.makedirs(os.path.dirname(report), exist_ok=True)
-    with open(report, "w", encoding="utf-8") as file:
-        file.write("<pre>" + "\n".join(map(str, rows)) + "</pre>")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -31,7 +31,11 @@ Memory = Annotated[str, typer.Option(help="Memory of the driver.")]
 
 @contextlib.contextmanager
 def on_spark(
-    what: str, master: str | None, cores: int | None, memory: str
+    what: str,
+    master: str | None,
+    cores: int | None,
+    memory: str,
+    config: Mapping[str, Any] | None = None,
 ) -> Iterator[tuple[SparkSession, Callable[[Progress], None]]]:
     """Start Spark, or take the session there is; show the tasks it does, and positions once a stream tells them."""
     from penstock.spark.pipelines.run import reason_of
@@ -41,7 +45,7 @@ def on_spark(
         raise OptionsError("--cores is for this machine: give it or --master, not both")
     with progress_bar("starting Spark") as bar:
         bar.add_task("", total=None)
-        spark, own = start(master=f"local[{cores}]" if cores else master, memory=memory)
+        spark, own = start(master=f"local[{cores}]" if cores else master, memory=memory, config=config)
     from pyspark.errors import PySparkException
 
     try:

