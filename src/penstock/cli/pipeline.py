@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from penstock.cli.output import PROBLEM, emit_json, stderr
+from penstock.cli.output import PROBLEM, emit_json, progress_bar, stderr
 from penstock.cli.sparkwork import Cores, Master, Memory, on_spark, say
 from penstock.cli.sparkwork import print_rows as _print
 from penstock.errors import OptionsError
@@ -73,7 +73,7 @@ def ingest(
 
 
 def decode(
-    channels: Channels,
+    source: Source,
     table: TableFolder,
     schema: Annotated[str | None, typer.Option(help="The fields of JSON payloads, as Spark writes schemas.")] = None,
     content: Annotated[str, typer.Option(help="What payloads are: json, text or raw.")] = "json",
@@ -95,7 +95,7 @@ def decode(
     with on_spark("decoding", master, cores, memory) as (spark, shown):
         summary = run(
             spark,
-            channels,
+            source,
             table,
             errors or table.rstrip("/") + "-errors",
             checkpoint or _checkpoint(table),
@@ -265,7 +265,9 @@ def compact(
     """Rewrite the small files of a table as large ones, and delete what is too old."""
     from penstock.spark.pipelines.compact import compact as run
 
-    done = run(table, target_bytes=target_mb << 20, keep_days=keep_days, vacuum_hours=vacuum_hours)
+    with progress_bar("compacting") as bar:
+        bar.add_task("", total=None)
+        done = run(table, target_bytes=target_mb << 20, keep_days=keep_days, vacuum_hours=vacuum_hours)
     if json:
         emit_json(done)
     else:

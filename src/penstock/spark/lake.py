@@ -17,12 +17,13 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock.errors import OptionsError, UnsupportedError
+from penstock.errors import ExpiredError, OptionsError, ReplacedError, UnsupportedError
 from penstock.spark.columns import BASE, Column, arrow_schema
 from penstock.spark.export import delta_stats
 from penstock.spark.options import SourceOptions, local_path
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.types import StructType
 
 __all__ = [
     "DataFile",
@@ -41,6 +43,7 @@ __all__ = [
     "ingest_once",
     "open_table",
     "read",
+    "read_added",
     "replace",
     "committed_batch",
     "table_columns",
@@ -156,18 +159,47 @@ def write_files(frame: DataFrame, table: str, part: str) -> tuple[list[DataFile]
 
 def read(spark: SparkSession, table: str, *, version: int | None = None) -> DataFrame:
     """Return a table as a DataFrame, as it is now or as it was at a version."""
-    from pyspark.sql.types import StructType
-
     found = open_table(table)
     if found is None:
         raise OptionsError(f"{table}: there is no table here")
     if version is not None:
         found.load_as_version(version)
-    schema = StructType.fromJson(msgspec.json.decode(found.schema().to_json()))
+    schema = _spark_schema(found)
     files = found.file_uris()
     if not files:
         return spark.createDataFrame([], schema)
     return spark.read.schema(schema).parquet(*files)
+
+
+def read_added(spark: SparkSession, table: str, after: int, upto: int) -> DataFrame:
+    """Return the rows that came to a table after one version and up to another.
+
+    Files that were joined, and what is left of files when old rows were deleted, hold no new rows.  A table that was
+    replaced is refused: its rows did not come, they changed.
+    """
+    found = open_table(table)
+    if found is None:
+        raise OptionsError(f"{table}: there is no table here")
+    schema = _spark_schema(found)
+    files: list[str] = []
+    for version in range(after + 1, upto + 1):
+        path = os.path.join(local_path(table), "_delta_log", f"{version:020d}.json")
+        try:
+            with open(path, "rb") as log:
+                actions = [msgspec.json.decode(line) for line in log if line.strip()]
+        except FileNotFoundError:
+            raise ExpiredError(path, version, upto) from None
+        removed = any(action["remove"].get("dataChange", True) for action in actions if "remove" in action)
+        if removed:
+            operation = next(
+                (action["commitInfo"].get("operation") for action in actions if "commitInfo" in action), ""
+            )
+            if operation != "DELETE":
+                raise ReplacedError(table, f"its rows were changed by {operation or 'someone'} in version {version}")
+            continue
+        added = (action["add"] for action in actions if "add" in action)
+        files += [os.path.join(local_path(table), unquote(add["path"])) for add in added if add["dataChange"]]
+    return spark.read.schema(schema).parquet(*files) if files else spark.createDataFrame([], schema)
 
 
 def ingest(
@@ -240,6 +272,12 @@ def table_columns(channels: str, table: str, options: Mapping[str, Any] | None =
 
         existing.alter.add_columns(list(Schema.from_arrow(arrow_schema(more)).fields))
     return (*held.values(), *more)
+
+
+def _spark_schema(table: DeltaTable) -> StructType:
+    from pyspark.sql.types import StructType
+
+    return StructType.fromJson(msgspec.json.decode(table.schema().to_json()))
 
 
 def _export_options(

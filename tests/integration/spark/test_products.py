@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 from penstock.cli import pipeline
-from penstock.errors import OptionsError, PenstockError
+from penstock.errors import OptionsError, PenstockError, ReplacedError
 from penstock.fold import follow
 from penstock.log.detect import open_log
 from penstock.log.envelope import CONTENT, Envelope, encode_envelope
@@ -21,6 +22,7 @@ from penstock.log.xchannel import Writer
 from penstock.spark import lake
 from penstock.spark.pipelines.audit import audit_fold
 from penstock.spark.pipelines.compact import compact
+from penstock.spark.pipelines.decode import decode_added
 from penstock.spark.pipelines.report import write_report
 from penstock.store import AppendLogStore
 from penstock.types import KvUpdate, Op, WatchCursor
@@ -144,6 +146,48 @@ def test_the_lake_keeps_what_envelopes_say_and_takes_columns_that_come_later(spa
     run("ingest", str(folder), table)
     rows = lake.read(spark, table).orderBy("channel", "position").collect()
     assert [(row["channel"], row["op"]) for row in rows] == [("keyed", 0), ("keyed", 1), ("raw", None), ("raw", None)]
+
+
+def test_decode_goes_on_with_what_came_to_a_table(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, bronze, silver = tmp_path / "in", str(tmp_path / "bronze"), str(tmp_path / "silver")
+    folder.mkdir()
+
+    def decoded() -> int:
+        (said,) = run("decode", bronze, silver, "--schema", "celsius int", "--json")
+        return int(said["rows"])
+
+    def counts() -> tuple[int, int]:
+        return lake.read(spark, silver).count(), lake.read(spark, silver + "-errors").count()
+
+    now = time.time_ns()
+    with Writer.open(folder / "readings") as writer:
+        for turn in range(2):
+            writer.append_many([b'{"celsius": %d}' % n for n in range(10)] + [b"bad"], timestamp_ns=now)
+            run("ingest", str(folder), bronze)
+            assert decoded() == 11
+            assert counts() == (10 * (turn + 1), turn + 1)
+        run("compact", bronze, "--keep-days", "7")  # joins files: none of their rows is new
+        assert decoded() == 0
+        writer.append(b'{"celsius": 99}', timestamp_ns=now - 30 * 86400 * SECOND)
+        run("ingest", str(folder), bronze)
+        append = lake.append
+
+        def dies_at_the_errors(frame: Any, table: str, **words: Any) -> bool:
+            if table.endswith("-errors"):
+                raise KeyboardInterrupt
+            return append(frame, table, **words)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(lake, "append", dies_at_the_errors)
+            with pytest.raises(KeyboardInterrupt):
+                decode_added(spark, bronze, silver, silver + "-errors", schema="celsius int")
+        run("compact", bronze, "--keep-days", "7")  # deletes a row, and what is left of its file is not new
+        assert decoded() == 1  # the row that the table of errors has not been asked about
+        assert decoded() == 0
+        assert counts() == (21, 2)
+    lake.replace(spark.range(3), bronze)
+    with pytest.raises(ReplacedError, match="were changed"):
+        decoded()
 
 
 def test_old_rows_leave_a_table(spark: Any, tmp_path: Path) -> None:
