@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Annotated, Any
 
 import msgspec
@@ -12,10 +13,12 @@ import typer
 from rich.table import Table
 
 from penstock.batch import Batch
-from penstock.cli.output import PROBLEM, emit_json, emit_lines, progress_bar, rows_of, stderr, stdout
+from penstock.cli.output import PROBLEM, emit_json, emit_lines, progress_bar, readable, rows_of, stderr, stdout
+from penstock.errors import ExpiredError
 from penstock.log.detect import FORMATS, open_log
 from penstock.log.envelope import CONTENT, open_envelopes
 from penstock.log.face import LogReader
+from penstock.log.messagelog import MessageLogReader
 from penstock.log.options import DEFAULT_LIMIT
 
 __all__ = ["register"]
@@ -23,6 +26,8 @@ __all__ = ["register"]
 PathArgument = Annotated[str, typer.Argument(help="A log: a channel file or a log's folder.", metavar="PATH")]
 FormatOption = Annotated[str | None, typer.Option("--format", help=f"Not detected: {', '.join(FORMATS)}.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
+
+EVERYTHING = 1 << 64
 
 
 def register(app: typer.Typer) -> None:
@@ -42,9 +47,32 @@ def cat(
 ) -> None:
     """Print the records of a log, oldest first, and end where it ends now."""
     with open_log(path, format=format) as log:
+        if isinstance(log, MessageLogReader) and log.content != CONTENT:
+            _cat_entries(log, from_, limit, json=json)
+            return
         start = log.first_position if from_ is None else from_
         for batch in _batches(log, start, limit):
-            _print(batch, json=json)
+            _print(rows_of(batch), json=json)
+
+
+def _cat_entries(log: MessageLogReader, start: int | None, limit: int | None, *, json: bool) -> None:
+    """Print a message log with its own numbers: a foreign one may hold some that no position or time column can."""
+    if start is not None and start < log.first_position:
+        raise ExpiredError(log.path, start, log.first_position)
+    left = EVERYTHING if limit is None else limit
+    rows = ({
+        "position": entry.seq,
+        "timestamp_ns": entry.timestamp_ms * 1_000_000,
+        "kind": None,
+        "seq": entry.seq,
+        **readable("from", entry.sender),
+        **readable("payload", entry.payload),
+    } for entry in log.entries(start or 1, left))  # fmt: skip
+    with progress_bar("reading", "entries") as bar:
+        task = bar.add_task("", total=None)
+        while chunk := list(islice(rows, DEFAULT_LIMIT)):
+            _print(chunk, json=json)
+            bar.advance(task, len(chunk))
 
 
 def tail(
@@ -65,10 +93,10 @@ def tail(
             position = batch.next_position
         surplus = sum(map(len, newest)) - lines
         for index, batch in enumerate(newest):
-            _print(batch[surplus:] if index == 0 and surplus > 0 else batch, json=json)
+            _print(rows_of(batch[surplus:] if index == 0 and surplus > 0 else batch), json=json)
         if follow:
             for batch in log.tail(position):
-                _print(_opened(log, batch), json=json)
+                _print(rows_of(_opened(log, batch)), json=json)
 
 
 def stat(
@@ -130,12 +158,12 @@ def _opened(log: LogReader, batch: Batch) -> Batch:
     return open_envelopes(batch, log.path) if getattr(log, "content", "raw") == CONTENT else batch
 
 
-def _print(batch: Batch, *, json: bool) -> None:
+def _print(rows: Iterable[dict[str, Any]], *, json: bool) -> None:
     if json:
         encode = msgspec.json.Encoder().encode
-        emit_lines(encode(row) + b"\n" for row in rows_of(batch))
+        emit_lines(encode(row) + b"\n" for row in rows)
     else:
-        emit_lines(_line(row).encode() for row in rows_of(batch))
+        emit_lines(_line(row).encode() for row in rows)
 
 
 def _line(row: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from penstock.batch import Batch, payload_text
 
-__all__ = ["emit_json", "emit_lines", "fail", "progress_bar", "rows_of", "stderr", "stdout"]
+__all__ = ["emit_json", "emit_lines", "fail", "progress_bar", "readable", "rows_of", "stderr", "stdout"]
 
 stdout = Console()
 stderr = Console(stderr=True)
@@ -54,14 +54,18 @@ def rows_of(batch: Batch) -> Iterable[dict[str, Any]]:
         payload = row.pop("payload")
         ready: dict[str, Any] = {}
         for name, value in row.items():
-            if isinstance(value, bytes):
-                form, text = payload_text(value)
-                ready[form.replace("payload", name)] = text
-            else:
-                ready[name] = value
-        form, text = payload_text(payload)
-        ready[form] = text
-        yield ready
+            ready |= readable(name, value) if isinstance(value, bytes) else {name: value}
+        yield ready | readable("payload", payload)
+
+
+def readable(name: str, value: bytes) -> dict[str, str]:
+    """Return a column of bytes for JSON: as text where it is UTF-8, else under ``<name>_base64``.
+
+    >>> readable("from", b"ann"), readable("payload", bytes([255]))
+    ({'from': 'ann'}, {'payload_base64': '/w=='})
+    """
+    form, text = payload_text(value)
+    return {form.replace("payload", name): text}
 
 
 def progress_bar(what: str, unit: str = "") -> Progress:

@@ -67,6 +67,19 @@ def test_cat_opens_envelopes_where_the_log_says_so(tmp_path: Path) -> None:
     assert (row["key"], row["payload"], row["op"], row["event_time_ns"]) == ("devices/7", "on", 0, 5)
 
 
+def test_cat_prints_a_foreign_message_log_with_its_own_numbers() -> None:
+    """Numbers and times that no position and no column of 64 bits can express are printed as they are."""
+    case = Path(__file__).parents[2] / "vectors/messagelog/log/big_numbers"
+    expected = json.loads((case / "expected.json").read_text())
+    entries = [entry for segment in expected["segments"] for entry in segment["entries"]]
+    done = penstock("cat", str(case / "data"), "--json")
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(row["position"], row["timestamp_ns"], row["from"]) for row in rows] == [
+        (entry["seq"], entry["timestamp"] * 1_000_000, entry["from"]) for entry in entries
+    ]
+    assert done.returncode == 0
+
+
 def test_cat_into_head_ends_quietly(ticks: str) -> None:
     command = f"{' '.join(PENSTOCK)} cat {ticks} --json | head -n 1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
