@@ -101,6 +101,7 @@ class Demo:
         """Do all of it; leave no process behind, whatever happens."""
         os.mkdir(f"{self.folder}/voices")
         os.mkdir(f"{self.folder}/channels")
+        os.mkdir(f"{self.folder}/scratch")
         for name in SPEAKERS:
             Writer.precreate(f"{self.folder}/voices/{name}")
         spawn = multiprocessing.get_context("spawn")
@@ -163,6 +164,10 @@ class Demo:
         with open(f"{self.folder}/driver.log", "ab") as log:
             self._driver = subprocess.Popen(
                 [sys.executable, "-m", "penstock.cli.demo_spark", self.folder, str(self.readings), self.report],
+                env={
+                    **os.environ,
+                    "TMPDIR": f"{self.folder}/scratch",
+                },  # what a killed driver leaves goes with the folder
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

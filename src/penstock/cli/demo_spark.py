@@ -73,8 +73,12 @@ def main(folder: str, readings: int, report: str) -> None:
 
         say()
         scratch = f"{folder}/scratch"
-        os.makedirs(scratch, exist_ok=True)
-        spark = session("penstock demo", memory="1g", java_options=f"-Djava.io.tmpdir={scratch} -XX:+UseSerialGC")
+        spark = session(
+            "penstock demo",
+            memory="1g",
+            java_options=f"-Djava.io.tmpdir={scratch} -XX:+UseSerialGC",
+            config={"spark.python.unix.domain.socket.enabled": "false"},  # names of such sockets must be short
+        )
         say("streaming into the lake")
         stream(spark, folder, readings, found, say)
         table = lake.read(spark, f"{folder}/lake/raw")
