@@ -82,12 +82,30 @@ def test_a_scan_of_a_cut_run_finds_exactly_the_whole_frames(payloads: list[bytes
     assert found == payloads[:whole]
 
 
+@given(st.lists(pieces, max_size=12), st.integers(0, 30), st.integers(0, 30), st.integers(-5, 500))
+def test_both_kernels_hop_over_any_bytes_alike(parts: list[bytes], start: int, less: int, target: int) -> None:
+    data = b"".join(parts)
+    start = min(start, len(data))
+    stop = max(start, len(data) - less)
+    assert compiled().hop(data, start, stop, target) == twin.hop(data, start, stop, target) <= stop
+
+
+@given(st.lists(st.binary(max_size=100), max_size=20), st.integers(0, 2500))
+def test_a_hop_ends_at_the_first_frame_behind_its_target(payloads: list[bytes], target: int) -> None:
+    run = b"".join(map(frame, payloads))
+    ends = np.cumsum([0, *(8 + len(payload) for payload in payloads)])
+    expected = ends[min(int(np.searchsorted(ends, target)), len(ends) - 1)]
+    assert compiled().hop(run, 0, len(run), target) == expected
+
+
 @pytest.mark.parametrize("module", [twin, compiled()] if kernel.native else [twin])
 def test_bad_arguments_are_refused(module: ModuleType) -> None:
     one = np.empty(1, np.int64)
     two = np.empty(2, np.int64)
     with pytest.raises(ValueError, match="cannot scan"):
         module.scan(b"1234", 0, 5, 0, one, one.copy(), one.copy())
+    with pytest.raises(ValueError, match="cannot scan"):
+        module.hop(b"1234", 3, 2, 4)
     with pytest.raises(ValueError, match="differ in length"):
         module.scan(b"1234", 0, 4, 0, one, two, one.copy())
     with pytest.raises(ValueError, match="one place for each"):

@@ -32,6 +32,7 @@ __all__ = [
     "encode_list",
     "encode_spans",
     "scan_frames",
+    "hop_frames",
 ]
 
 native = True
@@ -70,3 +71,4 @@ encode_frame = filechannel.encode_frame
 encode_list = filechannel.encode_list
 encode_spans = filechannel.encode_spans
 scan_frames = filechannel.scan
+hop_frames = filechannel.hop

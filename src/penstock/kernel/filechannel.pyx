@@ -191,3 +191,25 @@ def scan(
             count += 1
             at += HEAD + length
     return count, at, status
+
+
+def hop(const unsigned char[::1] data not None, Py_ssize_t start, Py_ssize_t stop, Py_ssize_t target):
+    """Walk the frames of data[start:stop] by their lengths alone, to the first that begins at or behind target.
+
+    Returns where it begins, or where the walk ends before: at a frame that data[start:stop] does not hold whole.
+    """
+    cdef Py_ssize_t at = start
+    cdef int64_t length
+    cdef const unsigned char *p
+    if not 0 <= start <= stop <= data.shape[0]:
+        raise ValueError(f"cannot scan {start}..{stop} of {data.shape[0]} bytes")
+    if not data.shape[0]:
+        return start
+    p = &data[0]
+    with nogil:
+        while at < target and stop - at >= HEAD:
+            length = get_be32(p + at)
+            if length > stop - at - HEAD:
+                break
+            at += HEAD + length
+    return at

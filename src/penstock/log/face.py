@@ -103,6 +103,7 @@ class Cuttable(Protocol):
     def cut(self, start: int, end: int, span_bytes: int) -> list[tuple[int, int]]:
         """Return spans of about ``span_bytes``: where each begins, and how many bytes of the log it takes.
 
-        The first begins at ``start``, all below ``end``, ascending.  Reading can begin at each of them.  The same
-        arguments give the same answer, however much the log has grown behind ``end``.
+        The first begins at ``start``, all below ``end``, ascending.  Reading can begin at each of them.  What is
+        appended behind ``end`` changes nothing; a segment that was compressed meanwhile, or whose index has caught
+        up, may be cut elsewhere, and the spans together hold the same records.
         """

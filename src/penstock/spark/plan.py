@@ -135,9 +135,9 @@ def plan_channel(
 ) -> list[Span]:
     """Cut ``start`` to ``end`` of a channel into spans, leaving out those no record of which can pass.
 
-    A log that cannot be cut without reading it is one span.
+    A log that cannot be cut without reading it is one span; one whose format has no kinds has no record of any.
     """
-    if start >= end:
+    if start >= end or (filters is not None and filters.kinds and not getattr(log, "has_kinds", True)):
         return []
     low, high = (0, TOP) if filters is None else (filters.low, filters.high)
     if not isinstance(log, Cuttable):

@@ -72,3 +72,17 @@ def scan(
         count += 1
         at = body + length
     return count, at, END
+
+
+def hop(data: Any, start: int, stop: int, target: int) -> int:
+    """Walk the frames of data[start:stop] by their lengths alone, to the first that begins at or behind target."""
+    view = view_of(data)
+    if not 0 <= start <= stop <= len(view):
+        raise ValueError(f"cannot scan {start}..{stop} of {len(view)} bytes")
+    at = start
+    while at < target and stop - at >= HEAD.size:
+        after = at + HEAD.size + int.from_bytes(view[at : at + 4], "big")
+        if after > stop:
+            break
+        at = after
+    return at

@@ -7,11 +7,12 @@ import threading
 import time
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from penstock.batch import Batch
-from penstock.disk import Backoff, Handle, PosixDisk, ReadDisk
+from penstock.disk import Backoff, Disk, Handle, PosixDisk, ReadDisk
 from penstock.errors import CorruptionError, ExpiredError, OptionsError, ReplacedError
+from penstock.log.filechannel.cut import cut
 from penstock.log.filechannel.format import HEADER_BYTES, segment_index, segment_path
 from penstock.log.filechannel.recover import walk_to_end
 from penstock.log.filechannel.segments import Folder, Walk
@@ -20,7 +21,10 @@ from penstock.log.options import DEFAULT_LIMIT
 from penstock.log.sidecar import Sidecar
 from penstock.types import Problem
 
-__all__ = ["FileChannelLog", "open_reader", "recognise", "end_of", "check_same"]
+if TYPE_CHECKING:
+    from penstock.log.filechannel.channel import FileChannel
+
+__all__ = ["FileChannelLog", "open_reader", "open_writer", "recognise", "end_of", "check_same"]
 
 
 class FileChannelLog(Handle):
@@ -40,6 +44,7 @@ class FileChannelLog(Handle):
     """
 
     format = "filechannel"
+    has_kinds = False
 
     def __init__(self, path: str | os.PathLike[str], disk: ReadDisk | None = None) -> None:
         super().__init__()
@@ -124,6 +129,10 @@ class FileChannelLog(Handle):
                 time.sleep(backoff.delay(remaining))
         finally:
             walk.close()
+
+    def cut(self, start: int, end: int, span_bytes: int) -> list[tuple[int, int]]:
+        """Return spans of about ``span_bytes``: small segments together, long plain ones cut at messages."""
+        return cut(self._folder, start, end, span_bytes)
 
     def _check_same(self) -> None:
         check_same(self._sidecar, self.path, self._log_id)
@@ -231,3 +240,11 @@ def recognise(disk: ReadDisk, path: str) -> bool:
 def open_reader(disk: ReadDisk, path: str) -> FileChannelLog:
     """Open a channel with the common face."""
     return FileChannelLog(path, disk)
+
+
+def open_writer(disk: Disk, path: str, content: str = "raw") -> FileChannel:
+    """Open a channel for writing with default options, created if it is not there."""
+    from penstock.log.filechannel.channel import FileChannel
+    from penstock.log.filechannel.options import ChannelOptions
+
+    return FileChannel.open(path, ChannelOptions(content=content), disk=disk)

@@ -14,13 +14,14 @@ import threading
 import time
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 
 from penstock.batch import Batch, Spans
-from penstock.disk import Backoff, Handle, PosixDisk, ReadDisk
+from penstock.disk import Backoff, Disk, Handle, PosixDisk, ReadDisk
 from penstock.errors import ClosedError, ExpiredError, OptionsError, PenstockError, ReplacedError, UnsupportedError
+from penstock.log.messagelog.cut import cut
 from penstock.log.messagelog.format import BAD, MAX_POSITION, Entry, Stop, segment_number
 from penstock.log.messagelog.segment import Found, Segment
 from penstock.log.messagelog.verify import verify_segments
@@ -29,7 +30,10 @@ from penstock.log.sidecar import Sidecar
 from penstock.metrics import REGISTRY
 from penstock.types import Problem
 
-__all__ = ["MessageLogReader", "open_reader", "recognise"]
+if TYPE_CHECKING:
+    from penstock.log.messagelog.writer import MessageLog
+
+__all__ = ["MessageLogReader", "open_reader", "open_writer", "recognise"]
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +61,7 @@ class MessageLogReader(Handle):
     """
 
     format = "messagelog"
+    has_kinds = False
 
     def __init__(self, path: str | os.PathLike[str], disk: ReadDisk | None = None) -> None:
         super().__init__()
@@ -177,6 +182,12 @@ class MessageLogReader(Handle):
             if remaining is not None and remaining <= 0:
                 return
             time.sleep(backoff.delay(remaining))
+
+    def cut(self, start: int, end: int, span_bytes: int) -> list[tuple[int, int]]:
+        """Return spans of about ``span_bytes``: small segments together, long ones cut where their index points."""
+        with self._lock:
+            self._refresh()
+            return cut(self._numbers, self._segment, start, end, span_bytes)
 
     # --- About the log
 
@@ -380,13 +391,24 @@ def _nothing(position: int) -> Batch:
 
 
 def recognise(disk: ReadDisk, path: str) -> bool:
-    """Whether ``path`` is a folder with at least one segment."""
+    """Whether ``path`` is a folder with at least one segment, or one that a writer has opened and not written to."""
     found = disk.stat(path)
     if found is None or not found.is_folder:
         return False
-    return any(segment_number(name) is not None for name in disk.list(path))
+    names = disk.list(path)
+    if any(segment_number(name) is not None for name in names):
+        return True
+    return "penstock-id" in names and all(name.startswith("penstock-") for name in names)
 
 
 def open_reader(disk: ReadDisk, path: str) -> MessageLogReader:
     """Open a message log with the common face."""
     return MessageLogReader(path, disk)
+
+
+def open_writer(disk: Disk, path: str, content: str = "raw") -> MessageLog:
+    """Open a message log for writing with default options, created if it is not there."""
+    from penstock.log.messagelog.options import MessageLogOptions
+    from penstock.log.messagelog.writer import MessageLog
+
+    return MessageLog.open(path, MessageLogOptions(content=content), disk=disk)

@@ -117,6 +117,15 @@ class Segment:
         self._last = (self._size, last, start)
         return last
 
+    def points(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64], int]:
+        """Return numbers and offsets as the index has them, growing, and the size of the segment.
+
+        An index that lies has the wrong offsets for its numbers: good enough to share out work, not to read by.
+        """
+        self._measure()
+        self._load_index()
+        return self._relatives.astype(np.uint64) + np.uint64(self.number), self._offsets, self._size
+
     # --- Bytes
 
     def _measure(self) -> None:

@@ -164,7 +164,7 @@ class MessageLog(Handle):
         given.  ``seq`` is the first number, or all of them, growing.  Readers may see the first entries before the
         last are written.
         """
-        if isinstance(kind, int) and kind:
+        if np.any(kind):
             raise OptionsError(f"{self.path}: a message log keeps no kinds, so kind={kind} cannot be kept")
         plain = isinstance(payloads, list) and isinstance(timestamp_ns, int | None) and isinstance(seq, int | None)
         plain = plain and isinstance(sender, str | bytes | None)
