@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.channels.model import PersistedChannel
-from penstock.channels.store import METADATA, FileChannelStore, channel_hash
-from penstock.disk import PosixDisk
-from penstock.errors import CorruptionError, OptionsError, PenstockError
+from penstock.channels.store import FileChannelStore, channel_hash
+from penstock.channels.survey import survey
+from penstock.errors import OptionsError, PenstockError
 from penstock.log.messagelog import MessageLogReader
 
 __all__ = ["register"]
@@ -75,19 +75,13 @@ def show(
 
 def read_all(data_dir: str) -> tuple[list[PersistedChannel], list[PenstockError | OSError]]:
     """Return the channels by handler, and what stands in the way of the others.  Nothing is swept."""
-    disk, root = PosixDisk(), checked(data_dir)
-    store = FileChannelStore(root, disk)
-    found, problems = [], []
-    for name in disk.list(root):
-        if disk.stat(f"{root}/{name}/{METADATA}") is None:
-            continue
-        try:
-            channel = store.load(name)
-            if channel_hash(channel.handler) != name:
-                raise CorruptionError(store.folder(name), 0, f"the folder is not that of {channel.handler!r}")
+    found: list[PersistedChannel] = []
+    problems: list[PenstockError | OSError] = []
+    for _, channel in survey(checked(data_dir)):
+        if isinstance(channel, PersistedChannel):
             found.append(channel)
-        except (PenstockError, OSError) as exc:
-            problems.append(exc)
+        else:
+            problems.append(channel)
     return sorted(found, key=lambda channel: channel.handler), problems
 
 

@@ -34,6 +34,13 @@ class SourceOptions:
     format: str | None = None
     """``logFormat``: only logs of this format; all formats are found unless it is given."""
 
+    table: str | None = None
+    """``table``: read no logs but ``fold`` (stores at and below the paths; a path that is a store needs no option) or
+    ``channels`` (the metadata of a channel data directory)."""
+
+    key_prefix: str = ""
+    """``keyPrefix``: of a fold, only keys that begin with this."""
+
     filters: Filters = field(default_factory=Filters)
     """``channels`` and ``kinds``, with commas, and in batch ``fromPosition`` and ``toPosition`` (exclusive): what is
     read of what is there.  A range of positions reads only the regions it lies in."""
@@ -88,6 +95,8 @@ class SourceOptions:
         chosen: dict[str, Any] = {"paths": tuple(map(local_path, paths))}
         for option, name, convert in (
             ("logFormat", "format", str),
+            ("table", "table", str),
+            ("keyPrefix", "key_prefix", str),
             ("start", "start", _start),
             ("cursor", "cursor", str),
             ("failOnDataLoss", "fail_on_data_loss", _flag),

@@ -25,6 +25,7 @@ from penstock.spark.export import MANIFEST, Exporter
 from penstock.spark.options import SourceOptions
 from penstock.spark.plan import Channel, Span, find_channels, pack, plan_channel, share
 from penstock.spark.reading import read_spans
+from penstock.spark.tables import TableReader, schema_of, table_of
 
 __all__ = ["PenstockSource", "ExportSource", "LogPartition", "plan_tasks"]
 
@@ -53,20 +54,31 @@ class PenstockSource(DataSource):
         """Return the name for ``format(...)``."""
         return "penstock"
 
-    def schema(self) -> str:
-        """Return the columns every channel has and those that the formats found here add."""
+    def schema(self) -> str | StructType:
+        """Return the columns every channel has and those that the formats found here add; or those of a table."""
         options = SourceOptions.of(self.options)
+        table = table_of(options)
+        if table is not None:
+            return schema_of(table)
         return ", ".join(column.ddl for column in (*BASE, *added_columns(find_channels(options.paths, options.format))))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the batch reader."""
-        return LogSourceReader(SourceOptions.of(self.options), wanted_columns(schema))
+        options = SourceOptions.of(self.options)
+        table = table_of(options)
+        if table is not None:
+            return TableReader(table, options, schema)
+        return LogSourceReader(options, wanted_columns(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """Return the stream reader."""
         from penstock.spark.stream import LogStreamReader
 
-        return LogStreamReader(SourceOptions.of(self.options), wanted_columns(schema))
+        options = SourceOptions.of(self.options)
+        table = table_of(options)
+        if table is not None:
+            raise OptionsError(f"{options.paths[0]}: a table ({table}) is read in batch; stream the log behind it")
+        return LogStreamReader(options, wanted_columns(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return the batch writer."""
