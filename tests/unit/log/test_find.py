@@ -34,6 +34,14 @@ def test_a_rolled_channel_is_one_log_also_when_its_first_file_has_expired(tmp_pa
     assert [log.name for log in find_logs(str(tmp_path))] == ["ticks"]
 
 
+def test_a_file_that_readers_of_another_channel_go_on_in_is_no_log_of_its_own(tmp_path: Path) -> None:
+    with Writer.open(tmp_path / "ticks", region_bytes=4096) as writer:
+        writer.append(b"x")
+    Writer.precreate(tmp_path / "ticks.1")  # its header says that it is the first file of something
+    Writer.precreate(tmp_path / "ticks.x")
+    assert [log.name for log in find_logs(str(tmp_path))] == ["ticks", "ticks.x"]
+
+
 def test_nothing_there_is_said(tmp_path: Path) -> None:
     assert find_logs(str(tmp_path)) == []
     with pytest.raises(OptionsError, match="nothing here"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Iterator
 from types import TracebackType
@@ -32,6 +33,7 @@ from penstock.types import Problem
 __all__ = ["XChannelLog", "logs_in", "open_reader", "open_writer", "recognise"]
 
 PGSS: Final = b"PGSS"
+ROLLED: Final = re.compile(r".+\.[1-9][0-9]*", re.ASCII | re.DOTALL)
 
 
 class XChannelLog(Handle):
@@ -312,7 +314,8 @@ def open_writer(disk: Disk, path: str, content: str = "raw") -> Writer:
 def logs_in(disk: ReadDisk, folder: str) -> list[str]:
     """Return the names of the channels in a folder; a file counts if it begins with a channel header.
 
-    ``ticks.7`` belongs to ``ticks`` when its header says that it is number 7, also after ``ticks`` itself expired.
+    ``ticks.7`` belongs to ``ticks`` when its header says that it is number 7, also after ``ticks`` itself expired; and
+    whatever its header says while ``ticks`` is there, because readers of ``ticks`` go on in it.
     """
     found = set()
     for name in disk.list(folder):
@@ -326,4 +329,5 @@ def logs_in(disk: ReadDisk, folder: str) -> list[str]:
         except PenstockError:
             continue
         found.add(name.removesuffix(f".{sequence}") if sequence else name)
-    return sorted(found)
+    rolled = {name for name in found if ROLLED.fullmatch(name) and name.rpartition(".")[0] in found}
+    return sorted(found - rolled)

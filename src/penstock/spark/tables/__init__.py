@@ -69,7 +69,11 @@ class TablePartition(InputPartition):
 
 
 class TableReader(DataSourceReader):
-    """Reads a table as it is when its tasks run."""
+    """Reads a table as it is when its tasks run.
+
+    >>> TableReader("fold", SourceOptions(paths=("data/latest.snap",)), schema_of("fold")).name
+    'fold'
+    """
 
     def __init__(self, name: str, options: SourceOptions, schema: StructType) -> None:
         known = {field.name: field.dataType.simpleString() for field in _module(name).SCHEMA.fields}
