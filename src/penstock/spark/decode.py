@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
 
-__all__ = ["decode", "decode_json", "decode_text", "split_errors"]
+__all__ = ["decode", "decode_json", "decode_text", "split_errors", "with_key"]
 
 BROKEN: Final = "__broken"
 NOT_UTF8: Final = "the payload is not UTF-8"
@@ -72,6 +72,24 @@ def decode_json(frame: DataFrame, schema: str | StructType, *, into: str | None 
         ]
     kept = [F.col(f"`{name}`") for name in frame.columns]
     return opened.select(*kept, *columns, F.col("error"))
+
+
+def with_key(frame: DataFrame, path: str) -> DataFrame:
+    """Fill the column ``key`` from JSON payloads, by a path such as ``$.device`` or ``$.site.id``.
+
+    A record that has a key keeps it; one whose payload is no JSON, or has nothing at the path, keeps none.
+
+    >>> with_key(None, "device")
+    Traceback (most recent call last):
+    penstock.errors.OptionsError: key path 'device': must begin with $, like $.device
+    """
+    if not path.startswith("$"):
+        raise OptionsError(f"key path {path!r}: must begin with $, like $.device")
+    from pyspark.sql import functions as F  # noqa: N812
+
+    text = F.col("payload").cast("string")
+    found = F.get_json_object(F.when(F.is_valid_utf8(text), text), path).cast("binary")
+    return frame.withColumn("key", F.coalesce(F.col("key"), found) if "key" in frame.columns else found)
 
 
 def decode_text(frame: DataFrame, *, into: str = "text") -> DataFrame:

@@ -28,6 +28,7 @@ from pyspark.sql.streaming.datasource import (
 
 from penstock.disk import PosixDisk
 from penstock.errors import ExpiredError, OptionsError, ReplacedError
+from penstock.log.face import LogReader
 from penstock.log.sidecar import sidecar_of
 from penstock.spark.columns import Column
 from penstock.spark.export import Exporter
@@ -52,6 +53,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if options.filters.low > 0 or options.filters.high < TOP:
             raise OptionsError("fromPosition and toPosition are for batches: a stream has start")
         self._ceiling: dict[str, int] | None = None
+        self._logs: dict[Channel, LogReader] = {}
 
     # --- What Spark asks on the driver
 
@@ -60,12 +62,12 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         places: dict[str, Place] = {}
         start = self.options.start
         for channel in self._channels():
-            with channel.open() as log:
-                at = log.next_position if start == "latest" else log.first_position
-                if isinstance(start, dict) and channel.name in start:
-                    at = start[channel.name]
-                cursor = self._cursor(channel)
-                places[channel.name] = {"id": channel.identity, "at": at if cursor is None else cursor}
+            log = self._log(channel)
+            at = log.next_position if start == "latest" else log.first_position
+            if isinstance(start, dict) and channel.name in start:
+                at = start[channel.name]
+            cursor = self._cursor(channel)
+            places[channel.name] = {"id": channel.identity, "at": at if cursor is None else cursor}
         unknown = set(start) - places.keys() if isinstance(start, dict) else set()
         if unknown:
             raise OptionsError(f"start names channels that are not there: {', '.join(sorted(unknown))}")
@@ -77,8 +79,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         places: dict[str, Place] = {name: _kept(place) for name, place in known.items()}
         waiting: list[tuple[Channel, int, int]] = []
         for channel in self._channels():
-            with channel.open() as log:
-                first, end = log.first_position, log.next_position
+            first, end = self._log(channel).first_position, self._log(channel).next_position
             if self._ceiling is not None:
                 if channel.name not in self._ceiling:
                     continue  # it appeared after this run was said to read what is available now
@@ -124,8 +125,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return where the channels end now, for Spark's progress reports."""
         places: dict[str, Place] = {}
         for channel in self._channels():
-            with channel.open() as log:
-                places[channel.name] = {"id": channel.identity, "at": log.next_position}
+            places[channel.name] = {"id": channel.identity, "at": self._log(channel).next_position}
         return {"channels": places}
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
@@ -144,8 +144,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if channel is None:
                 raise ReplacedError(name, "the channel is gone, but was to be read")
             _check_same(channel, place)
-            with channel.open() as log:
-                begin = self._available(channel, begin, log.first_position)
+            begin = self._available(channel, begin, self._log(channel).first_position)
             bounds.append((channel, begin, place["at"]))
         return [LogPartition(task) for task in plan_tasks(bounds, self.options)]
 
@@ -167,11 +166,34 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 finally:
                     sidecar.close()
 
+    def stop(self) -> None:
+        """Let go of the logs: the query has ended."""
+        for log in self._logs.values():
+            log.close()
+        self._logs.clear()
+
     # --- How
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a worker needs: open logs stay here."""
+        return {**self.__dict__, "_logs": {}}
+
+    def _log(self, channel: Channel) -> LogReader:
+        """Return the log of a channel to be asked for its bounds; open between batches, it knows how far it looked.
+
+        A log that was made again has another identity, and so another place here.
+        """
+        log = self._logs.get(channel)
+        if log is None:
+            log = self._logs[channel] = channel.open()
+        return log
 
     def _channels(self) -> list[Channel]:
         channels = find_channels(self.options.paths, self.options.format)
-        return [channel for channel in channels if self.options.filters.channel_passes(channel.name)]
+        channels = [channel for channel in channels if self.options.filters.channel_passes(channel.name)]
+        for gone in self._logs.keys() - set(channels):
+            self._logs.pop(gone).close()
+        return channels
 
     def _limits(self, limit: ReadLimit) -> tuple[int | None, int | None]:
         if isinstance(limit, ReadAllAvailable):

@@ -1,0 +1,152 @@
+"""Streams over queues and message logs: the same promises as over channels, and retention that follows Spark."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.types import BinaryType, LongType, StringType, StructType
+
+from penstock.errors import ExpiredError, ReplacedError
+from penstock.log.filechannel import ChannelOptions, FileChannel
+from penstock.log.messagelog import MessageLog, MessageLogOptions
+from penstock.spark.source import PenstockSource
+from penstock.spark.stream import LogStreamReader
+
+SCHEMA = StructType().add("channel", StringType()).add("position", LongType()).add("payload", BinaryType())
+ALL = ReadAllAvailable()
+
+
+def queue(path: Path) -> Any:
+    options = ChannelOptions(segment_bytes=2000, keep_bytes=10_000, policy="drop_oldest", compression="none")
+    return FileChannel.open(path, options)
+
+
+def numbered(path: Path) -> Any:
+    return MessageLog.open(path, MessageLogOptions(segment_bytes=2000, max_messages=300))
+
+
+OPENERS: dict[str, Callable[[Path], Any]] = {"filechannel": queue, "messagelog": numbered}
+formats = pytest.mark.parametrize("kind", OPENERS)
+
+
+def fill(kind: str, path: Path, count: int, first: int = 0) -> None:
+    with OPENERS[kind](path) as writer:
+        for number in range(first, first + count):
+            writer.append(b"%06d" % number)
+
+
+def stream(path: Path, **options: Any) -> LogStreamReader:
+    chosen = {name: str(value) for name, value in options.items()}
+    reader = PenstockSource({"path": str(path), **chosen}).streamReader(SCHEMA)
+    assert isinstance(reader, LogStreamReader)
+    return reader
+
+
+def rows(reader: LogStreamReader, start: Any, end: Any) -> list[bytes]:
+    worker = cloudpickle.loads(cloudpickle.dumps(reader))
+    tasks = cloudpickle.loads(cloudpickle.dumps(reader.partitions(start, end)))
+    return [row["payload"] for task in tasks for batch in worker.read(task) for row in batch.to_pylist()]
+
+
+@formats
+def test_batches_follow_one_another_and_replay_alike(tmp_path: Path, kind: str) -> None:
+    fill(kind, tmp_path / "a", 100)
+    reader = stream(tmp_path)
+    start = reader.initialOffset()
+    middle = reader.latestOffset(start, ReadMaxRows(60))
+    first = rows(reader, start, middle)
+    assert first == [b"%06d" % number for number in range(60)]
+    fill(kind, tmp_path / "a", 100, 100)
+    fill(kind, tmp_path / "b", 10)
+    assert rows(reader, start, middle) == first
+    end = reader.latestOffset(middle, ALL)
+    expected = [b"%06d" % number for number in [*range(60, 200), *range(10)]]  # and the channel that appeared
+    assert rows(reader, middle, end) == expected
+    assert rows(reader, end, reader.latestOffset(end, ALL)) == []
+    reader.stop()
+    assert rows(reader, middle, end) == expected  # stopped means only that nothing stays open
+
+
+@formats
+def test_retention_that_overtakes_fails_or_is_counted(tmp_path: Path, kind: str) -> None:
+    fill(kind, tmp_path / "a", 100)
+    strict, lenient = stream(tmp_path), stream(tmp_path, failOnDataLoss="false")
+    start = strict.initialOffset()
+    at = start["channels"]["a"]["at"]
+    fill(kind, tmp_path / "a", 2000, 100)
+    first = stream(tmp_path).initialOffset()["channels"]["a"]["at"]
+    assert first > at
+    with pytest.raises(ExpiredError) as failed:
+        strict.latestOffset(start, ALL)
+    assert (failed.value.position, failed.value.first) == (at, first)
+    end = lenient.latestOffset(start, ALL)
+    assert end["channels"]["a"]["lost"] == first - at
+    found = rows(lenient, start, end)
+    assert found == [b"%06d" % number for number in range(2100 - len(found), 2100)]
+    assert 0 < len(found) < 2000
+
+
+@formats
+def test_a_log_that_was_made_again_is_noticed(tmp_path: Path, kind: str) -> None:
+    fill(kind, tmp_path / "a", 10)
+    reader = stream(tmp_path)
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ALL)
+    task = reader.partitions(start, end)[0]
+    shutil.rmtree(tmp_path / "a")
+    fill(kind, tmp_path / "a", 20)
+    for ask in (
+        lambda: reader.latestOffset(end, ALL),
+        lambda: reader.partitions(start, end),
+        lambda: list(reader.read(task)),
+    ):
+        with pytest.raises(ReplacedError):
+            ask()
+
+
+@formats
+def test_available_now_stops_where_the_log_ended(tmp_path: Path, kind: str) -> None:
+    fill(kind, tmp_path / "a", 10)
+    reader = stream(tmp_path)
+    reader.prepareForTriggerAvailableNow()
+    start = reader.initialOffset()
+    fill(kind, tmp_path / "a", 10, 10)
+    end = reader.latestOffset(start, ReadMaxRows(100))
+    assert rows(reader, start, end) == [b"%06d" % number for number in range(10)]
+    assert reader.latestOffset(end, ReadMaxRows(100)) == end
+
+
+def test_a_queue_keeps_what_spark_has_not_made_durable(tmp_path: Path) -> None:
+    def write(count: int, first: int) -> None:
+        with FileChannel.open(tmp_path / "a", ChannelOptions(segment_bytes=2000, compression="none")) as channel:
+            for number in range(first, first + count):
+                channel.append(b"%06d" % number)
+            channel.gc()
+
+    write(1000, 0)
+    reader = stream(tmp_path, cursor="lake")
+    start = reader.initialOffset()
+    assert start["channels"]["a"]["at"] == 0
+    middle = reader.latestOffset(start, ReadMaxRows(600))
+    reader.commit(start)  # from now on the cursor holds
+    write(1000, 1000)
+    assert len(rows(reader, start, middle)) == 600  # nothing was collected
+    reader.commit(middle)
+    write(1000, 2000)
+    first = stream(tmp_path).initialOffset()["channels"]["a"]["at"]
+    assert 0 < first <= middle["channels"]["a"]["at"]
+    end = reader.latestOffset(middle, ALL)
+    assert rows(reader, middle, end) == [b"%06d" % number for number in range(600, 3000)]
+
+
+def test_a_kind_that_a_format_does_not_have_plans_nothing(tmp_path: Path) -> None:
+    for kind in OPENERS:
+        fill(kind, tmp_path / kind, 10)
+    reader = PenstockSource({"path": str(tmp_path), "kinds": "3"}).reader(SCHEMA)
+    assert reader.partitions() == []
