@@ -6,6 +6,7 @@ ones it takes: no views, no dictionaries, no unsigned numbers, times in µs UTC.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
@@ -110,20 +111,22 @@ def check_columns(wanted: Sequence[Column], known: Iterable[Column]) -> None:
 
 
 def pieces(batch: Batch, batch_bytes: int) -> Iterator[Batch]:
-    """Cut a batch so that a piece has about ``batch_bytes`` of payload and at most 65536 records.
+    """Cut a batch into even pieces of at most ``batch_bytes`` of payload (or one record) and 65536 records.
 
-    >>> [len(piece) for piece in pieces(Batch.of([b"x" * 10] * 5), 20)]
-    [2, 2, 1]
+    >>> [len(piece) for piece in pieces(Batch.of([b"x" * 10] * 6), 40)]
+    [3, 3]
     """
     lengths = batch.payloads.lengths
-    if len(batch) <= MAX_ROWS and int(lengths.sum()) <= batch_bytes:
+    total = int(lengths.sum())
+    if len(batch) <= MAX_ROWS and total <= batch_bytes:
         yield batch
         return
+    piece_bytes = -(-total // -(-total // batch_bytes)) if total else batch_bytes
     ends = np.cumsum(lengths)
     at = 0
     while at < len(batch):
         base = int(ends[at - 1]) if at else 0
-        stop = int(np.searchsorted(ends, base + batch_bytes, "right"))
+        stop = int(np.searchsorted(ends, base + piece_bytes, "right"))
         stop = min(max(stop, at + 1), at + MAX_ROWS, len(batch))
         yield batch[at:stop]
         at = stop
@@ -143,7 +146,7 @@ def _column(batch: Batch, channel: str, field: pa.Field) -> pa.Array:
     count = len(batch)
     match field.name:
         case "channel":
-            return pa.repeat(pa.scalar(channel), count)
+            return _named(channel)[:count] if count <= MAX_ROWS else pa.repeat(pa.scalar(channel), count)
         case "position":
             return pa.array(batch.positions)
         case "timestamp" | "timestamp_ns" if batch.timestamps is not None:
@@ -164,6 +167,12 @@ def _column(batch: Batch, channel: str, field: pa.Field) -> pa.Array:
     if values.dtype == np.uint64:
         values = values.view(np.int64)  # the bits as stored, like timestamp_ns
     return pa.array(values.astype(field.type.to_pandas_dtype(), copy=False))
+
+
+@functools.lru_cache(maxsize=16)
+def _named(channel: str) -> pa.Array:
+    """Return a column that says the channel in every row, to be cut to length: made once, not for every batch."""
+    return pa.repeat(pa.scalar(channel), MAX_ROWS)
 
 
 def _binary(batch: Batch, spans: Spans, name: str) -> pa.Array:

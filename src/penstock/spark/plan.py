@@ -23,7 +23,7 @@ from penstock.log.find import find_logs
 from penstock.log.sidecar import identity_of
 from penstock.spark.filters import TOP, Filters
 
-__all__ = ["Channel", "Span", "find_channels", "plan_channel", "pack", "advance"]
+__all__ = ["Channel", "Span", "find_channels", "plan_channel", "plan_tasks", "pack", "share", "advance"]
 
 SMALLEST_SPAN_BYTES: Final = 4 << 20
 LISTING_SECONDS: Final = 0.02
@@ -158,19 +158,42 @@ def plan_channel(
     return _inside(spans, low, high)
 
 
-def pack(spans: Sequence[Span], partition_bytes: int, partitions: int = 1) -> list[tuple[Span, ...]]:
-    """Share spans out to tasks in order: about ``partition_bytes`` each, small channels together.
+def plan_tasks(
+    bounds: Iterable[tuple[Channel, int, int]], partition_bytes: int, partitions: int, filters: Filters | None = None
+) -> list[tuple[Span, ...]]:
+    """Cut each channel between its bounds and share the spans out to tasks.
+
+    First every channel is measured in one piece, then those that are too much for a task are cut evenly.
+    """
+    whole: list[Span] = []
+    for channel, start, end in bounds:
+        if start < end:
+            with channel.open() as log:
+                whole += plan_channel(log, channel, start, end, TOP, filters)
+    task_bytes = share(sum(span.bytes for span in whole), partition_bytes, partitions)
+    spans: list[Span] = []
+    for span in whole:
+        parts = round(span.bytes / task_bytes)
+        if parts < 2:
+            spans.append(span)
+            continue
+        with span.channel.open() as log:
+            spans += plan_channel(log, span.channel, span.start, span.end, -(-span.bytes // parts), filters)
+    return pack(spans, task_bytes)
+
+
+def pack(spans: Sequence[Span], task_bytes: int) -> list[tuple[Span, ...]]:
+    """Share spans out to tasks in order: about ``task_bytes`` each, small channels together.
 
     >>> ticks = Channel("ticks", "ticks", "xchannel", "")
     >>> [len(task) for task in pack([Span(ticks, n, n + 1, 10) for n in range(5)], 20)]
     [2, 2, 1]
     """
-    target = share(sum(span.bytes for span in spans), partition_bytes, partitions)
     tasks: list[tuple[Span, ...]] = []
     held: list[Span] = []
     size = 0
     for span in spans:
-        if held and size + span.bytes > target:
+        if held and size + span.bytes > task_bytes * 9 // 8:  # about, not at most: one task less may be one round less
             tasks.append(tuple(held))
             held, size = [], 0
         held.append(span)
@@ -179,12 +202,15 @@ def pack(spans: Sequence[Span], partition_bytes: int, partitions: int = 1) -> li
 
 
 def share(total_bytes: int, partition_bytes: int, partitions: int) -> int:
-    """Return how much one task should read.
+    """Return how much one task should read: about ``partition_bytes``, in so many tasks that all cores end together.
 
     >>> share(1 << 30, 128 << 20, 2) == 128 << 20, share(100 << 20, 128 << 20, 2) == 50 << 20
     (True, True)
+    >>> share(400 << 20, 128 << 20, 2) == 100 << 20  # four tasks, not three
+    True
     """
-    return min(partition_bytes, max(-(-total_bytes // partitions), min(SMALLEST_SPAN_BYTES, partition_bytes)))
+    rounds = max(1, round(total_bytes / (partition_bytes * partitions)))
+    return max(-(-total_bytes // (rounds * partitions)), min(SMALLEST_SPAN_BYTES, partition_bytes))
 
 
 def advance(

@@ -23,11 +23,11 @@ from penstock.errors import OptionsError
 from penstock.spark.columns import BASE, Column, arrow_schema, check_columns, columns_of_batch
 from penstock.spark.export import MANIFEST, Exporter
 from penstock.spark.options import SourceOptions
-from penstock.spark.plan import Channel, Span, find_channels, pack, plan_channel, share
+from penstock.spark.plan import Channel, Span, find_channels, plan_tasks
 from penstock.spark.reading import read_spans
 from penstock.spark.tables import TableReader, schema_of, table_of
 
-__all__ = ["PenstockSource", "ExportSource", "LogPartition", "plan_tasks"]
+__all__ = ["PenstockSource", "ExportSource", "LogPartition"]
 
 
 class LogPartition(InputPartition):
@@ -146,29 +146,17 @@ class LogSourceReader(DataSourceReader):
             if self.options.filters.channel_passes(channel.name):
                 with channel.open() as log:
                     bounds.append((channel, log.first_position, log.next_position))
-        return [LogPartition(task) for task in plan_tasks(bounds, self.options)]
+        return partitions_of(bounds, self.options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the records of one task."""
         return read_partition(partition, self.options, self.columns, self.exporter)
 
 
-def plan_tasks(bounds: Iterable[tuple[Channel, int, int]], options: SourceOptions) -> list[tuple[Span, ...]]:
-    """Cut each channel between its bounds and share the spans out to tasks."""
-    opened = [(channel, start, end) for channel, start, end in bounds if start < end]
-    spans: list[Span] = []
-    for channel, start, end in opened:
-        with channel.open() as log:
-            spans += plan_channel(log, channel, start, end, options.partition_bytes, options.filters)
-    target = share(sum(span.bytes for span in spans), options.partition_bytes, options.partitions)
-    finer: list[Span] = []
-    for span in spans:
-        if span.bytes <= target * 1.5:
-            finer.append(span)
-            continue
-        with span.channel.open() as log:
-            finer += plan_channel(log, span.channel, span.start, span.end, target, options.filters)
-    return pack(finer, target)
+def partitions_of(bounds: Iterable[tuple[Channel, int, int]], options: SourceOptions) -> list[LogPartition]:
+    """Return the tasks that read these channels between their bounds."""
+    tasks = plan_tasks(bounds, options.partition_bytes, options.partitions, options.filters)
+    return [LogPartition(task) for task in tasks]
 
 
 def read_partition(

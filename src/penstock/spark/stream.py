@@ -35,7 +35,7 @@ from penstock.spark.export import Exporter
 from penstock.spark.filters import TOP
 from penstock.spark.options import SourceOptions
 from penstock.spark.plan import Channel, advance, find_channels
-from penstock.spark.source import LogPartition, plan_tasks, read_partition
+from penstock.spark.source import partitions_of, read_partition
 
 __all__ = ["LogStreamReader"]
 
@@ -146,7 +146,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             _check_same(channel, place)
             begin = self._available(channel, begin, self._log(channel).first_position)
             bounds.append((channel, begin, place["at"]))
-        return [LogPartition(task) for task in plan_tasks(bounds, self.options)]
+        return partitions_of(bounds, self.options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the records of one task."""

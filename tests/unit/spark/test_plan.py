@@ -9,10 +9,8 @@ import pytest
 from penstock.errors import ExpiredError, OptionsError, ReplacedError
 from penstock.log.xchannel import Writer
 from penstock.spark.filters import Filters
-from penstock.spark.options import SourceOptions
-from penstock.spark.plan import Channel, ListingDisk, advance, find_channels, pack, plan_channel
+from penstock.spark.plan import Channel, ListingDisk, advance, find_channels, pack, plan_channel, plan_tasks
 from penstock.spark.reading import read_batches
-from penstock.spark.source import plan_tasks
 
 
 @pytest.fixture
@@ -70,9 +68,10 @@ def test_small_channels_share_a_task_and_large_ones_are_cut(tmp_path: Path) -> N
     for channel in find_channels([str(tmp_path)]):
         with channel.open() as log:
             bounds.append((channel, log.first_position, log.next_position))
-    options = SourceOptions(paths=(str(tmp_path),), partition_bytes=16 << 20, partitions=2)
-    tasks = plan_tasks(bounds, options)
-    assert 4 <= len(tasks) <= 8
+    tasks = plan_tasks(bounds, 16 << 20, 2)
+    assert len(tasks) == 6  # 100 MB, three for each of two cores
+    sizes = [sum(span.bytes for span in task) for task in tasks]
+    assert max(sizes) < 1.3 * min(sizes)
     assert max(len(task) for task in tasks) >= 50
     assert len(read(span for task in tasks for span in task)) == 150
 

@@ -28,7 +28,7 @@ def cut(folder: Folder, start: int, end: int, span_bytes: int) -> list[tuple[int
     spans: list[tuple[int, int]] = []
     begin = start
     for index, low, high in _parts(folder, start, end):
-        if low > begin and high - begin > span_bytes:  # small segments are grouped
+        if low > begin and high - begin > span_bytes * 5 // 4:  # small segments are grouped
             spans.append((begin, low - begin))
             begin = low
         if high - begin > span_bytes * 3 // 2:

@@ -36,7 +36,7 @@ def cut(
         at, bound = _known(seqs, offsets, low)[0], size
         if high == end:
             bound = min(size, _known(seqs, offsets, high - 1)[1])
-        if low > begin and held + bound - at > span_bytes:  # small segments are grouped
+        if low > begin and held + bound - at > span_bytes * 5 // 4:  # small segments are grouped
             spans.append((begin, held))
             begin, held = low, 0
         while begin >= low and bound - at > finest * 3 // 2:
