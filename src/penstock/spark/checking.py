@@ -20,9 +20,8 @@ from penstock.batch import Batch
 from penstock.errors import CorruptionError
 from penstock.spark.columns import Column, arrow_schema
 from penstock.spark.options import SourceOptions
-from penstock.spark.plan import Channel, Span, find_channels
+from penstock.spark.plan import Channel, Span, find_channels, plan_tasks
 from penstock.spark.reading import read_batches
-from penstock.spark.source import plan_tasks
 
 __all__ = ["CheckSource", "Finding", "LogCheck", "check_span", "gaps_in", "join_findings"]
 
@@ -213,8 +212,9 @@ class CheckReader(DataSourceReader):
         for channel in channels:
             with channel.open() as log:
                 bounds.append((channel, log.first_position, log.next_position))
+        tasks = plan_tasks(bounds, self.options.partition_bytes, self.options.partitions)
         return [
-            *(CheckPartition(task) for task in plan_tasks(bounds, self.options)),
+            *(CheckPartition(task) for task in tasks),
             *(CheckPartition((), channel) for channel in channels),
         ]
 
