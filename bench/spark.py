@@ -1,8 +1,9 @@
 """How fast does Spark read channels, and how fast do they reach the lake, against what Spark reads natively?
 
-The same records lie in a channel, in Parquet (zstd and uncompressed) and in lines of text.  Each path computes the same
-aggregate over payload and position, or writes the same table.  A source that yields rows one at a time shows why none
-here does.  Best of a few turns, page cache warm, first on one core and then on two.
+The same records lie in a channel, in Parquet (zstd and uncompressed), in lines of text and in lines of JSON.  Each path
+computes the same aggregate over payload and position, or writes the same table, in one go or as a stream.  A source
+that yields rows one at a time shows why none here does.  Best of up to three turns (one where a turn is long), page
+cache warm, first on one core and then on two.
 
     python bench/spark.py [--quick] [--json] [--folder DIR] [--megabytes N]
 """
@@ -31,6 +32,7 @@ from penstock.spark.columns import BASE, arrow_schema, to_record_batch
 from penstock.spark.source import PenstockSource
 
 LETTERS = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_", np.uint8)
+LONG_SECONDS = 5.0
 AGGREGATE = ("count(*)", "sum(length(payload))", "max(position)")
 
 
@@ -114,12 +116,17 @@ def prepare(folder: str, size: int, megabytes: int) -> dict[str, Any]:
                 part += 1
     with open(f"{folder}/lines.txt", "wb") as file:
         file.write(b"\n".join(texts))
+    os.mkdir(f"{folder}/json")
+    for part in range(8):
+        with open(f"{folder}/json/{part}.json", "wb") as file:
+            numbers = range(part * count // 8, (part + 1) * count // 8)
+            file.write(b"".join(b'{"position":%d,"kind":1,"payload":"%s"}\n' % (n, texts[n]) for n in numbers))
     return {"folder": folder, "channel": channel, "count": count, "bytes": size_on_disk, "size": size}
 
 
-def paths(spark: Any, made: dict[str, Any], quick: bool) -> dict[str, tuple[Callable[[], Any], int]]:
-    """Return what is measured: a name, the work, and how many records it handles."""
-    folder, channel, count = made["folder"], made["channel"], made["count"]
+def paths(spark: Any, made: dict[str, Any]) -> dict[str, Callable[[], Any]]:
+    """Return what is measured: a name and the work."""
+    folder, channel = made["folder"], made["channel"]
     spark.dataSource.register(RowSource)
 
     def aggregate(frame: Any) -> Any:
@@ -129,35 +136,82 @@ def paths(spark: Any, made: dict[str, Any], quick: bool) -> dict[str, tuple[Call
         path = tempfile.mkdtemp(dir=folder, prefix="out-")
         return f"{path}/table"
 
+    def wait(query: Any) -> None:
+        query.awaitTermination()
+        if query.exception() is not None:
+            raise query.exception()
+
+    def into_parquet(stream: Any) -> None:
+        path = fresh()
+        sink = stream.writeStream.format("parquet").option("checkpointLocation", f"{path}-checkpoint")
+        wait(sink.trigger(availableNow=True).start(path))
+
+    def into_lake() -> None:
+        path = fresh()
+        wait(lake.ingest(spark, channel, path, f"{path}-checkpoint"))
+
     narrow = "position long, payload binary"
+    json_schema = "position long, kind int, payload string"
     return {
-        "penstock → aggregate": (
-            lambda: aggregate(spark.read.format("penstock").schema(narrow).load(channel)), count),
-        "penstock, all columns → aggregate": (lambda: aggregate(spark.read.format("penstock").load(channel)), count),
-        "Parquet zstd → aggregate": (lambda: aggregate(spark.read.parquet(f"{folder}/zstd")), count),
-        "Parquet uncompressed → aggregate": (lambda: aggregate(spark.read.parquet(f"{folder}/none")), count),
-        "text lines → sum(length)": (
-            lambda: spark.read.text(f"{folder}/lines.txt").selectExpr("count(*)", "sum(length(value))").collect(),
-            count),
-        "binaryFile → sum(length)": (
-            lambda: spark.read.format("binaryFile").option("pathGlobFilter", "channel*").load(folder)
-            .where("length > 100000").selectExpr("sum(length(content))").collect(), count),
-        "Python rows → aggregate": (lambda: aggregate(spark.read.format("rows").load(channel)), count),
-        "penstock → lake (fused)": (
-            lambda: lake.ingest_once(spark, channel, fresh(), app="bench", batch=0), count),
-        "penstock → Parquet zstd by Spark": (
-            lambda: spark.read.format("penstock").load(channel).write.parquet(fresh()), count),
-        "Parquet zstd → Parquet zstd": (
-            lambda: spark.read.parquet(f"{folder}/zstd").write.parquet(fresh()), count),
+        "penstock → aggregate": lambda: aggregate(spark.read.format("penstock").schema(narrow).load(channel)),
+        "penstock, all columns → aggregate": lambda: aggregate(spark.read.format("penstock").load(channel)),
+        "Parquet zstd → aggregate": lambda: aggregate(spark.read.parquet(f"{folder}/zstd")),
+        "Parquet uncompressed → aggregate": lambda: aggregate(spark.read.parquet(f"{folder}/none")),
+        "text lines → sum(length)": lambda: (
+            spark.read.text(f"{folder}/lines.txt").selectExpr("count(*)", "sum(length(value))").collect()
+        ),
+        "binaryFile → sum(length)": lambda: (
+            spark.read.format("binaryFile").option("pathGlobFilter", "channel*").load(folder)
+            .where("length > 100000").selectExpr("sum(length(content))").collect()
+        ),
+        "Python rows → aggregate": lambda: aggregate(spark.read.format("rows").load(channel)),
+        "penstock → lake (fused)": lambda: lake.ingest_once(spark, channel, fresh(), app="bench", batch=0),
+        "penstock → Parquet zstd by Spark": lambda: spark.read.format("penstock").load(channel).write.parquet(fresh()),
+        "Parquet zstd → Parquet zstd": lambda: spark.read.parquet(f"{folder}/zstd").write.parquet(fresh()),
+        "penstock stream → lake (fused)": into_lake,
+        "penstock stream → Parquet by Spark": lambda: into_parquet(
+            spark.readStream.format("penstock").load(channel)
+        ),
+        "JSON file stream → Parquet by Spark": lambda: into_parquet(
+            spark.readStream.schema(json_schema).json(f"{folder}/json")
+        ),
     }  # fmt: skip
 
 
-def measure(work: Callable[[], Any], turns: int) -> float:
-    best = float("inf")
+RATIOS = (
+    ("scan against Spark's zstd Parquet", "penstock → aggregate", "Parquet zstd → aggregate", {1000: 1.0, 100: 0.6}),
+    ("scan against uncompressed Parquet", "penstock → aggregate", "Parquet uncompressed → aggregate", {}),
+    ("scan against text lines", "penstock → aggregate", "text lines → sum(length)", {}),
+    ("scan against binaryFile", "penstock → aggregate", "binaryFile → sum(length)", {}),
+    ("scan against rows from Python", "penstock → aggregate", "Python rows → aggregate", {1000: 5.0, 100: 5.0}),
+    (
+        "lake against Spark's Parquet sink",
+        "penstock → lake (fused)",
+        "penstock → Parquet zstd by Spark",
+        {1000: 2.0, 100: 2.0},
+    ),
+    (
+        "stream to the lake against the JSON file stream",
+        "penstock stream → lake (fused)",
+        "JSON file stream → Parquet by Spark",
+        {1000: 2.0, 100: 2.0},
+    ),
+)
+"""What is compared, the two paths, and the bar for each payload size, where there is one."""
+
+
+def measure(work: Callable[[], Any], room: str, turns: int) -> float:
+    """Return the best of a few turns, of one if that takes long; what a turn wrote is removed before the next."""
+    best, begun = float("inf"), time.perf_counter()
     for _ in range(turns):
         begin = time.perf_counter()
         work()
         best = min(best, time.perf_counter() - begin)
+        for name in os.listdir(room):
+            if name.startswith("out-"):
+                shutil.rmtree(os.path.join(room, name))
+        if time.perf_counter() - begun > LONG_SECONDS:
+            break
     return best
 
 
@@ -184,8 +238,9 @@ def main() -> None:
             spark = session("bench", master=f"local[{used}]", memory="2g", **fast)
             spark.read.format("penstock").load(made[sizes[0]]["channel"]).limit(1).count()  # start the workers
             for size in sizes:
-                for name, (work, count) in paths(spark, made[size], quick).items():
-                    took = measure(work, 1 if quick else 1 if name.startswith("Python rows") else 2)
+                count = made[size]["count"]
+                for name, work in paths(spark, made[size]).items():
+                    took = measure(work, made[size]["folder"], 1 if quick else 3)
                     seconds.setdefault(name, {})[f"{size}/{used}"] = took
                     found[f"{name}, {size} B, {used} cores"] = {
                         "seconds": took,
@@ -212,7 +267,29 @@ def main() -> None:
         f"Measured on {found['machine']}, load {found['load']:.1f} when it began; "
         f"channels of {8 if quick else options.megabytes} MB, records and channel bytes a second.\n"
     )
-    print("\n".join([heading, _table.markdown(head, rows)]))
+    print("\n".join([heading, _table.markdown(head, rows), "", *ratio_table(seconds, sizes, cores)]))
+
+
+def ratio_table(seconds: dict[str, dict[str, float]], sizes: tuple[int, ...], cores: tuple[int, ...]) -> list[str]:
+    """Return how many times faster each path is than its peer, with the bar where there is one."""
+    rows = []
+    for what, ours, peer, bars in RATIOS:
+        cells = []
+        for size in sizes:
+            for used in cores:
+                times = seconds[peer][f"{size}/{used}"] / seconds[ours][f"{size}/{used}"]
+                bar = f" (≥ {bars[size]:g})" if size in bars else ""
+                cells.append(f"{times:.2f}×{bar}")
+        rows.append((what, *cells))
+    if len(cores) > 1:
+        for name in ("penstock → aggregate", "penstock → lake (fused)"):
+            cells = []
+            for size in sizes:
+                speed = seconds[name][f"{size}/{cores[0]}"] / seconds[name][f"{size}/{cores[-1]}"]
+                cells += ["", f"{speed:.2f}×"]
+            rows.append((f"{name}: {cores[0]} → {cores[-1]} cores", *cells))
+    head = ["times as fast", *(f"{size} B, {used} core{'s' * (used > 1)}" for size in sizes for used in cores)]
+    return [_table.markdown(head, rows)]
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ BENCHES = sorted(path for path in (ROOT / "bench").glob("*.py") if not path.name
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_runs(path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-W", "error", str(path)], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-W", "error", str(path)], capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout

@@ -1,219 +1,320 @@
-"""``penstock demo``: a writer and two readers in processes of their own, and a table of what they do.
+"""``penstock demo``: a million readings from channels to a report, with Spark killed on the way, and every count exact.
 
-The writer appends ticks to a channel.  One reader starts at the first tick, the other goes live a moment later.  Each
-process reports through a small channel of its own, which this command tails.  The run is bounded, and at its end the
-counts must agree to the record.
+Four processes write readings.  A Spark driver streams them into the lake; in the middle of that it is killed with
+SIGKILL, JVM and all, and started again.  Then it folds, aggregates and reports.  At the end each count is held
+against what the writers remember, and the exit code says whether they agree.
 """
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
+import shutil
+import signal
+import subprocess
+import sys
 import tempfile
 import time
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import Annotated, Any, Final, Self
 
 import msgspec
-import numpy as np
 import typer
-from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from penstock.cli.output import emit_json, fail, stdout
-from penstock.log.xchannel import Reader, Writer, XChannelLog
+from penstock.cli.demo_readings import SITES, load_written, share, write_readings
+from penstock.cli.demo_ticks import show_ticks
+from penstock.cli.output import emit_json, fail, stderr, stdout
+from penstock.errors import PenstockError
+from penstock.log import open_log
+from penstock.log.xchannel import Reader, Writer
 
 __all__ = ["register"]
 
-SYMBOLS = ("WEIR", "SLUICE", "FLUME", "INTAKE")
-TICK = np.dtype([("number", "<u8"), ("symbol", "<u4"), ("size", "<u4"), ("price", "<f8"), ("check", "<u8")])
-CHECK = np.uint64(0x9E3779B97F4A7C15)
-BURST = 500
-LAST = 1
-"""The kind of the record that ends the run; every other tick has kind 0."""
+PACE: Final = 28_000
+"""Readings a second that all writers together aim at, so that there is a stream to watch."""
 
-Start = Literal["first", "live"]
+KILL_AT: Final = 0.35
+"""Which part of the readings is in the lake when the driver is killed."""
 
-
-class Report(msgspec.Struct):
-    """What a process says of itself."""
-
-    role: str
-    records: int = 0
-    first: int = -1
-    last: int = -1
-    broken: int = 0
-    seconds: float = 0.0
-    files: int = 0
-    prices: dict[str, float] = {}
-    done: bool = False
+DEADLINE_SECONDS: Final = 1800
+SPEAKERS: Final = (*SITES, "spark")
 
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command(epilog="Example: penstock demo --seconds 5")(demo)
+    app.command(epilog="Example: penstock demo --readings 200000")(demo)
 
 
 def demo(
-    seconds: Annotated[float, typer.Option(min=1, max=600, help="How long the writer writes.")] = 12.0,
-    rate: Annotated[int, typer.Option(min=1000, help="Ticks a second it aims at.")] = 400_000,
+    readings: Annotated[int, typer.Option(min=1000, max=100_000_000, help="How many readings are sent.")] = 1_000_000,
+    out: Annotated[str, typer.Option(help="The folder of the report.")] = "demo-out",
+    keep: Annotated[bool, typer.Option("--keep", help="Leave channels, lake and fold in that folder too.")] = False,
+    ticks: Annotated[
+        bool, typer.Option("--ticks", help="The small demo, without Spark: one process writes, two read.")
+    ] = False,
+    seconds: Annotated[float, typer.Option(min=1, max=600, help="With --ticks: how long it writes.")] = 12.0,
+    rate: Annotated[int, typer.Option(min=1000, help="With --ticks: ticks a second.")] = 400_000,
     json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
-    """Show a channel at work: one process writes ticks, two read them."""
-    with tempfile.TemporaryDirectory(prefix="penstock-demo-") as folder:
-        reports = _run(folder, seconds, rate, quiet=json)
-        channel = XChannelLog(os.path.join(folder, "ticks"))
-        problems = [str(problem) for problem in channel.verify()]
-        size = channel.stat()["bytes"]
-        channel.close()
-    _summary(reports, problems, size, json=json)
+    """Send a million readings through channels, Spark, the lake and a fold, kill Spark once, and count."""
+    if ticks:
+        show_ticks(seconds, rate, json=json)
+        return
+    _require_spark()
+    report = Path(out).resolve() / "report.html"
+    report.parent.mkdir(parents=True, exist_ok=True)
+    folder = tempfile.mkdtemp(prefix="penstock-demo-")
+    begin = time.monotonic()
+    try:
+        show = Demo(folder, readings, str(report))
+        show.run()
+        seams = show.seams()
+        if keep:
+            for part in ("channels", "lake", "fold"):
+                shutil.rmtree(report.parent / part, ignore_errors=True)
+                shutil.move(os.path.join(folder, part), report.parent / part)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    _summary(show, seams, report, time.monotonic() - begin, json=json)
 
 
-def _run(folder: str, seconds: float, rate: int, *, quiet: bool) -> dict[str, Report]:
-    """Start the three processes, show what they report, and return their last words."""
-    spawn = multiprocessing.get_context("spawn")
-    Writer.precreate(os.path.join(folder, "ticks"))
-    roles = ("writer", "from start", "live")
-    for role in roles:
-        Writer.precreate(os.path.join(folder, role))
-    processes = {
-        "writer": spawn.Process(target=write_ticks, args=(folder, seconds, rate)),
-        "from start": spawn.Process(target=read_ticks, args=(folder, "from start", "first")),
-        "live": spawn.Process(target=read_ticks, args=(folder, "live", "live")),
-    }
-    reports = {role: Report(role) for role in roles}
-    tails = {role: Reader.open(os.path.join(folder, role)) for role in roles}
-    processes["writer"].start()
-    processes["from start"].start()
-    late = time.monotonic() + 1.0
-    deadline = time.monotonic() + seconds + 60
-    with Live(_table(reports), console=stdout, refresh_per_second=8, transient=quiet) as live:
-        while not all(report.done for report in reports.values()):
-            if processes["live"].pid is None and time.monotonic() > late:
-                processes["live"].start()
-            for role, tail in tails.items():
-                for record in tail.read_batch():
-                    reports[role] = msgspec.json.decode(record.payload, type=Report)
-            live.update(_table(reports))
-            crashed = [role for role, process in processes.items() if process.exitcode]
-            if crashed or time.monotonic() > deadline:
-                for process in processes.values():
-                    if process.pid is not None:
-                        process.terminate()
-                fail(f"the {crashed[0] if crashed else 'demo'} did not finish")
-            time.sleep(0.1)
-    for process in processes.values():
-        process.join()
-    return reports
+class Demo:
+    """The processes of one run, and what they have said so far."""
+
+    def __init__(self, folder: str, readings: int, report: str) -> None:
+        self.folder, self.readings, self.report = folder, readings, report
+        self.written = dict.fromkeys(SITES, 0)
+        self.spark: dict[str, Any] = {"step": "starting Spark", "lake": 0, "pid": 0, "done": False}
+        self.killed_at: int | None = None
+        """Rows in the lake when the driver was killed."""
+        self.resumed_at: int | None = None
+        """Rows the next driver found there."""
+        self._driver: subprocess.Popen[bytes] | None = None
+        self._begun = time.monotonic()
+
+    def run(self) -> None:
+        """Do all of it; leave no process behind, whatever happens."""
+        os.mkdir(f"{self.folder}/voices")
+        os.mkdir(f"{self.folder}/channels")
+        os.mkdir(f"{self.folder}/scratch")
+        for name in SPEAKERS:
+            Writer.precreate(f"{self.folder}/voices/{name}")
+        spawn = multiprocessing.get_context("spawn")
+        pace = max(5.0, self.readings / PACE)
+        writers = [
+            spawn.Process(target=write_readings, args=(self.folder, site, count, pace))
+            for site, count in share(self.readings).items()
+        ]
+        try:
+            for writer in writers:
+                writer.start()
+            self._start_driver()
+            with contextlib.ExitStack() as stack:
+                voices = {name: stack.enter_context(Reader.open(f"{self.folder}/voices/{name}")) for name in SPEAKERS}
+                board = stack.enter_context(Board(self.readings))
+                while not self.spark["done"]:
+                    self._listen(voices)
+                    self._watch(writers, board)
+                    board.show(self)
+                    time.sleep(0.1)
+            for writer in writers:
+                writer.join()
+            assert self._driver is not None
+            self._driver.wait(60)
+        finally:
+            for writer in writers:
+                if writer.is_alive():
+                    writer.terminate()
+            self._kill_driver()
+
+    def _listen(self, voices: dict[str, Reader]) -> None:
+        for name, voice in voices.items():
+            for record in voice.read_batch():
+                if name == "spark":
+                    self.spark = msgspec.json.decode(record.payload)
+                else:
+                    self.written[name] = int(bytes(record.payload))
+
+    def _watch(self, writers: list[SpawnProcess], board: Board) -> None:
+        """Kill the driver when its moment has come; start it again whenever it is not there."""
+        if any(writer.exitcode for writer in writers):
+            fail("a writer did not finish")
+        if not os.path.exists(f"{self.folder}/all-written") and len(load_written(self.folder)) == len(SITES):
+            Path(self.folder, "all-written").touch()
+        if self.killed_at is None and self.spark["lake"] >= self.readings * KILL_AT:
+            self._kill_driver()
+            self.killed_at = self.spark["lake"]
+            board.say(f"kill -9: the driver and its JVM are gone, with {self.killed_at:,} records in the lake")
+            self.spark["step"] = "starting Spark again"
+            self._start_driver()
+        assert self._driver is not None
+        ended = self._driver.poll()
+        if (ended is not None and not self.spark["done"]) or time.monotonic() - self._begun > DEADLINE_SECONDS:
+            raise PenstockError(f"the Spark driver ended or hangs:\n{self._last_words()}")
+        if self.killed_at is not None and self.resumed_at is None and self.spark["pid"] == self._driver.pid:
+            self.resumed_at = self.spark["lake"]
+            board.say(f"it is back, and finds {self.resumed_at:,} records in the lake")
+
+    def _start_driver(self) -> None:
+        with open(f"{self.folder}/driver.log", "ab") as log:
+            self._driver = subprocess.Popen(
+                [sys.executable, "-m", "penstock.cli.demo_spark", self.folder, str(self.readings), self.report],
+                env={
+                    **os.environ,
+                    "TMPDIR": f"{self.folder}/scratch",
+                },  # what a killed driver leaves goes with the folder
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def _kill_driver(self) -> None:
+        """End the driver and its JVM at once: nothing of them gets to run another line."""
+        if self._driver is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._driver.pid, signal.SIGKILL)
+            self._driver.wait(30)
+
+    def _last_words(self) -> str:
+        with open(f"{self.folder}/driver.log", encoding="utf-8", errors="replace") as file:
+            return "".join(file.readlines()[-15:]).strip()
+
+    def seams(self) -> list[tuple[str, Any, Any]]:
+        """Return every count with what it must be."""
+        truth = load_written(self.folder)
+        readings, records = sum(item.readings for item in truth), sum(item.records for item in truth)
+        in_channels = problems = 0
+        for site in SITES:
+            with open_log(f"{self.folder}/channels/{site}") as log:
+                in_channels += sum(len(batch) for batch in _batches(log))
+                problems += len(list(log.verify()))
+        latest = {device: value for item in truth for device, value in item.latest.items()}
+        folded = folded_devices(self.folder)
+        found = self.spark
+        return [
+            ("readings written by four processes", self.readings, readings),
+            ("records in the channels", records, in_channels),
+            ("problems found in the channels", 0, problems),
+            ("records in the lake", records, found["lake"]),
+            ("different records in the lake", records, found["distinct"]),
+            ("payloads that did not decode", 0, found["bad"]),
+            ("records that went into the fold", records, found["folded"]),
+            ("devices in the fold", len(latest), found["devices"]),
+            ("devices folded to the last value sent", len(latest), _agreeing(latest, folded)),
+            ("readings in the aggregate", readings, found["counted"]),
+            ("sum of all temperatures, °C", _degrees(truth), f"{found['hundredths'] / 100:,.2f}"),
+            ("audit, lake against channels", "ok", "ok" if found["audited"] else "NOT ok"),
+        ]
 
 
-def write_ticks(folder: str, seconds: float, rate: int) -> None:
-    """Append bursts of ticks, reporting four times a second; the last record says that it is the last."""
-    rng = np.random.default_rng(7)
-    prices = np.array([100.0, 250.0, 40.0, 12.0])
-    report = Report("writer", first=0)
-    ticks = np.zeros(BURST, TICK)
-    with (
-        Writer.open(os.path.join(folder, "ticks"), roll_bytes=32 << 20) as channel,
-        Writer.open(os.path.join(folder, "writer")) as voice,
-    ):
-        begin = said = time.monotonic()
-        while (now := time.monotonic()) < begin + seconds:
-            if report.records > (now - begin) * rate:
-                time.sleep(0.0005)
-                continue
-            symbols = rng.integers(0, len(SYMBOLS), BURST)
-            prices *= 1 + rng.normal(0, 1e-4, len(SYMBOLS))
-            ticks["number"] = np.arange(report.records, report.records + BURST)
-            ticks["symbol"], ticks["price"] = symbols, prices[symbols]
-            ticks["size"] = rng.integers(1, 500, BURST)
-            ticks["check"] = ticks["number"] * CHECK
-            raw = ticks.tobytes()
-            width = TICK.itemsize
-            channel.append_many([raw[at : at + width] for at in range(0, len(raw), width)])
-            report.records += BURST
-            if now - said > 0.25:
-                said = now
-                _say(voice, report, begin, channel.file_sequence + 1)
-        channel.append(b"", kind=LAST)
-        report.last, report.done = report.records - 1, True
-        _say(voice, report, begin, channel.file_sequence + 1)
+class Board:
+    """Bars where there is a terminal, a line now and then where there is none."""
 
-
-def read_ticks(folder: str, role: str, start: Start) -> None:
-    """Read ticks in batches, check each, and keep the newest price of every symbol."""
-    report = Report(role)
-    with (
-        Reader.open(os.path.join(folder, "ticks"), start) as channel,
-        Writer.open(os.path.join(folder, role)) as voice,
-    ):
-        begin = said = time.monotonic()
-        while not report.done:
-            batch = channel.read_batch(20_000)
-            if not len(batch):
-                channel.wait(0.05)
-                continue
-            assert batch.kinds is not None
-            report.done = bool(batch.kinds[-1] == LAST)
-            ticks = np.frombuffer(b"".join(batch.to_payloads()), TICK)
-            if len(ticks):
-                _check(report, ticks)
-            if report.done or time.monotonic() - said > 0.25:
-                said = time.monotonic()
-                _say(voice, report, begin, channel.file_sequence + 1)
-
-
-def _check(report: Report, ticks: np.ndarray[Any, Any]) -> None:
-    """Count ticks that are out of order, missing or torn, and note the newest prices."""
-    numbers = ticks["number"]
-    if report.first < 0:
-        report.first = int(numbers[0])
-        report.last = report.first - 1
-    expected = np.arange(report.last + 1, report.last + 1 + len(ticks), dtype=np.uint64)
-    report.broken += int((numbers != expected).sum() + (ticks["check"] != numbers * CHECK).sum())
-    report.records += len(ticks)
-    report.last = int(numbers[-1])
-    for index, symbol in enumerate(SYMBOLS):
-        own = np.flatnonzero(ticks["symbol"] == index)
-        if len(own):
-            report.prices[symbol] = round(float(ticks["price"][own[-1]]), 4)
-
-
-def _say(voice: Writer, report: Report, begin: float, files: int) -> None:
-    report.seconds, report.files = time.monotonic() - begin, files
-    voice.append(msgspec.json.encode(report))
-
-
-def _table(reports: dict[str, Report]) -> Table:
-    table = Table(title="one writer, two readers, one channel", title_style="bold", box=None, pad_edge=False)
-    for column in ("process", "ticks", "ticks/s", "file", "bad", *SYMBOLS):
-        table.add_column(column, justify="left" if column == "process" else "right", no_wrap=True)
-    for report in reports.values():
-        speed = f"{report.records / report.seconds:,.0f}" if report.seconds else ""
-        prices = [f"{report.prices[symbol]:.2f}" if symbol in report.prices else "" for symbol in SYMBOLS]
-        broken = "" if report.role == "writer" else str(report.broken)
-        table.add_row(report.role, f"{report.records:,}", speed, str(report.files), broken, *prices)
-    return table
-
-
-def _summary(reports: dict[str, Report], problems: list[str], size: int, *, json: bool) -> None:
-    """Say whether every seam is exact; exit code 1 if one is not."""
-    writer, first, live = reports.values()
-    exact = {
-        "the reader from the start saw every tick": first.records == writer.records and first.first == 0,
-        "the live reader saw every tick since it joined": live.records == writer.records - live.first,
-        "no tick was torn, lost or out of order": first.broken == live.broken == 0,
-        "verify finds no problem": not problems,
-    }
-    if json:
-        emit_json({"exact": exact, "bytes": size, "reports": list(reports.values())})
-    else:
-        stdout.print()
-        for claim, holds in exact.items():
-            stdout.print(f"  {'[green]yes[/]' if holds else '[red]NO [/]'}  {claim}", highlight=False)
-        stdout.print(
-            f"\n{writer.records:,} ticks in {writer.files} files, {size / 1e6:.0f} MB; "
-            f"the live reader joined at tick {live.first:,}.",
-            highlight=False,
+    def __init__(self, readings: int) -> None:
+        self._bars = Progress(
+            TextColumn("{task.description:<34}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=stderr,
+            disable=not stderr.is_terminal,
         )
-    if not all(exact.values()):
+        self._written = self._bars.add_task("readings written", total=readings)
+        self._lake = self._bars.add_task("records in the lake", total=readings)
+        self._step = self._bars.add_task("Spark: starting", total=None)
+        self._said = ""
+        self._begun = time.monotonic()
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._bars.stop()
+
+    def show(self, demo: Demo) -> None:
+        """Draw where things stand."""
+        written, kept, step = sum(demo.written.values()), demo.spark["lake"], demo.spark["step"]
+        self._bars.update(self._written, completed=written)
+        self._bars.update(self._lake, completed=kept, total=max(demo.readings, kept))
+        self._bars.update(self._step, description=f"Spark: {step}")
+        if not stderr.is_terminal and step != self._said:
+            self._said = step
+            self.say(f"{written:,} readings written, {kept:,} records in the lake; Spark: {step}")
+
+    def say(self, sentence: str) -> None:
+        """Print a line above the bars."""
+        self._bars.console.print(
+            f"{time.monotonic() - self._begun:5.0f} s  {sentence}", highlight=False, soft_wrap=True
+        )
+
+
+def folded_devices(folder: str) -> dict[str, str]:
+    """Return the fold's entries: device to newest payload."""
+    from penstock.store import open_store
+
+    found: dict[str, str] = {}
+    for site in SITES:
+        with open_store(f"{folder}/fold/{site}.snap") as store:
+            found.update((entry.key, entry.value.decode()) for entry in store.range())
+    return found
+
+
+def _batches(log: Any) -> Iterator[Any]:
+    at = log.first_position
+    while len(batch := log.read(at)):
+        yield batch
+        at = batch.next_position
+
+
+def _agreeing(latest: dict[str, str], folded: dict[str, str]) -> int:
+    return sum(folded.get(device) == payload for device, payload in latest.items())
+
+
+def _degrees(truth: list[Any]) -> str:
+    return f"{sum(item.hundredths for item in truth) / 100:,.2f}"
+
+
+def _summary(demo: Demo, seams: list[tuple[str, Any, Any]], report: Path, seconds: float, *, json: bool) -> None:
+    """Say whether every seam is exact; exit code 1 if one is not."""
+    exact = all(expected == found for _, expected, found in seams)
+    killed = {"killed_at": demo.killed_at, "resumed_at": demo.resumed_at}
+    if json:
+        counts = {name: {"expected": expected, "found": found} for name, expected, found in seams}
+        emit_json({"exact": exact, **killed, "seams": counts, "seconds": seconds, "report": report.as_uri()})
+    else:
+        table = Table(box=None, pad_edge=False)
+        table.add_column("")
+        for column in ("expected", "found", ""):
+            table.add_column(column, justify="right")
+        for name, expected, found in seams:
+            mark = "[green]exact[/]" if expected == found else "[red]NOT EXACT[/]"
+            table.add_row(name, _shown(expected), _shown(found), mark)
+        stdout.print(table)
+        stdout.print(
+            f"\nSpark was killed with {_shown(demo.killed_at)} records in the lake and found {_shown(demo.resumed_at)} "
+            f"there when it came back. {seconds:.0f} s in all.",
+            highlight=False,
+            soft_wrap=True,
+        )
+        stdout.print(f"Report: {report.as_uri()}", highlight=False, soft_wrap=True)
+    if not exact or demo.killed_at is None:
         raise typer.Exit(1)
+
+
+def _shown(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _require_spark() -> None:
+    """Say at once what is missing, rather than after the writers have begun."""
+    from penstock.spark.session import find_java, require_pyspark
+
+    require_pyspark()
+    find_java()

@@ -16,7 +16,7 @@ from penstock.errors import OptionsError, PenstockError
 
 __all__ = ["app", "main"]
 
-NOT_COMMANDS = {"main", "output", "buckets", "follow"}
+NOT_COMMANDS = {"main", "output", "buckets", "follow", "demo_ticks", "demo_readings", "demo_spark", "sparkwork"}
 
 app = typer.Typer(
     name="penstock",

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import datetime as dt
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+import time
+from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich.table import Table
 
-from penstock.cli.output import PROBLEM, emit_json, progress_bar, stderr, stdout
-from penstock.errors import OptionsError, PenstockError
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-    from penstock.spark.pipelines.run import Progress, Summary
+from penstock.cli.output import PROBLEM, emit_json, progress_bar, stderr
+from penstock.cli.sparkwork import Cores, Master, Memory, on_spark, say
+from penstock.cli.sparkwork import print_rows as _print
+from penstock.errors import OptionsError
 
 __all__ = ["register"]
 
@@ -28,8 +22,6 @@ Checkpoint = Annotated[
     str | None, typer.Option(help="Where Spark keeps how far it has come. [default: TABLE/_checkpoint]")
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
-Cores = Annotated[int | None, typer.Option(min=1, help="Cores to use. [default: all]")]
-Memory = Annotated[str, typer.Option(help="Memory of the driver.")]
 MaxRecords = Annotated[int | None, typer.Option(min=1, help="Records in a batch.")]
 Every = Annotated[float | None, typer.Option(min=0.1, help="Go on for ever, a batch every so many seconds.")]
 Loss = Annotated[bool, typer.Option("--allow-data-loss", help="Go on, and count, where retention was faster.")]
@@ -42,10 +34,11 @@ def register(app: typer.Typer) -> None:
         (ingest, "penstock pipeline ingest data/channels lake/raw"),
         (decode, "penstock pipeline decode data/channels lake/typed --schema 'device string, celsius double'"),
         (aggregate, "penstock pipeline aggregate lake/raw lake/hourly --every '1 hour'"),
+        (fold, "penstock pipeline fold data/channels/devices --store data/devices.snap"),
         (audit, "penstock pipeline audit data/channels lake/raw --json"),
         (replay, "penstock pipeline replay lake/raw data/again --app again"),
         (compact, "penstock pipeline compact lake/raw"),
-        (report, "penstock pipeline report data/channels --json"),
+        (report, "penstock pipeline report data/channels report.html"),
     ):
         group.command(epilog=f"Example: {example}")(command)
     app.add_typer(group, name="pipeline")
@@ -58,6 +51,7 @@ def ingest(
     max_records: MaxRecords = None,
     every: Every = None,
     allow_data_loss: Loss = False,
+    master: Master = None,
     cores: Cores = None,
     memory: Memory = "2g",
     json: Json = False,
@@ -65,7 +59,7 @@ def ingest(
     """Copy channels into a table of the lake, each record once; run it again to go on."""
     from penstock.spark.pipelines.ingest import ingest as run
 
-    with _session(cores, memory) as spark, _bar("ingesting") as shown:
+    with on_spark("ingesting", master, cores, memory) as (spark, shown):
         summary = run(
             spark,
             channels,
@@ -75,11 +69,11 @@ def ingest(
             options=_options(max_records, allow_data_loss),
             on_progress=shown,
         )
-    _say(summary, json, f"{summary.rows} records into {table}")
+    say(summary, json, f"{summary.rows} records into {table}")
 
 
 def decode(
-    channels: Channels,
+    source: Source,
     table: TableFolder,
     schema: Annotated[str | None, typer.Option(help="The fields of JSON payloads, as Spark writes schemas.")] = None,
     content: Annotated[str, typer.Option(help="What payloads are: json, text or raw.")] = "json",
@@ -88,6 +82,7 @@ def decode(
     max_records: MaxRecords = None,
     every: Every = None,
     allow_data_loss: Loss = False,
+    master: Master = None,
     cores: Cores = None,
     memory: Memory = "2g",
     json: Json = False,
@@ -97,10 +92,10 @@ def decode(
 
     if content == "json" and schema is None:
         raise OptionsError("JSON needs --schema, such as 'device string, celsius double'")
-    with _session(cores, memory) as spark, _bar("decoding") as shown:
+    with on_spark("decoding", master, cores, memory) as (spark, shown):
         summary = run(
             spark,
-            channels,
+            source,
             table,
             errors or table.rstrip("/") + "-errors",
             checkpoint or _checkpoint(table),
@@ -110,7 +105,7 @@ def decode(
             options=_options(max_records, allow_data_loss),
             on_progress=shown,
         )
-    _say(summary, json, f"{summary.rows} records decoded into {table}")
+    say(summary, json, f"{summary.rows} records decoded into {table}")
 
 
 def aggregate(
@@ -118,17 +113,42 @@ def aggregate(
     table: Annotated[str | None, typer.Argument(help="The table to replace; printed if there is none.")] = None,
     every: Annotated[str, typer.Option(help="Length of a window of time, or 'all'.")] = "1 hour",
     by: Annotated[str, typer.Option(help="Columns to group by, with commas.")] = "channel,kind",
+    watermark: Annotated[
+        str | None,
+        typer.Option(help="Read SOURCE as a stream and add each window to TABLE when it is this long over."),
+    ] = None,
+    checkpoint: Checkpoint = None,
+    max_records: MaxRecords = None,
+    master: Master = None,
     cores: Cores = None,
     memory: Memory = "2g",
     json: Json = False,
 ) -> None:
-    """Count records and bytes by time and key."""
+    """Count records and bytes by time and key: all there are, or with a watermark as they come."""
     from penstock.spark import lake
     from penstock.spark.pipelines.aggregate import aggregate as counted
+    from penstock.spark.pipelines.aggregate import aggregate_stream
     from penstock.spark.pipelines.run import load
 
     keys = [name.strip() for name in by.split(",") if name.strip()]
-    with _session(cores, memory) as spark:
+    if watermark is not None:
+        if table is None or every == "all":
+            raise OptionsError("a stream of windows needs a TABLE and a length of time")
+        with on_spark("aggregating", master, cores, memory) as (spark, shown):
+            summary = aggregate_stream(
+                spark,
+                source,
+                table,
+                checkpoint or _checkpoint(table),
+                every=every,
+                by=keys,
+                watermark=watermark,
+                options=_options(max_records, allow_data_loss=False),
+                on_progress=shown,
+            )
+        say(summary, json, f"{summary.rows} records counted into {table}")
+        return
+    with on_spark("aggregating", master, cores, memory) as (spark, _):
         frame = counted(load(spark, source), every=None if every == "all" else every, by=keys)
         if table is None:
             _print(frame, json=json)
@@ -140,16 +160,73 @@ def aggregate(
         stderr.print(f"{rows} rows in {table}", soft_wrap=True)
 
 
-def audit(
-    channels: Channels, table: TableFolder, cores: Cores = None, memory: Memory = "2g", json: Json = False
+def fold(
+    source: Source,
+    store: Annotated[str | None, typer.Option(help="The store to bring up to date; made if it is not there.")] = None,
+    table: Annotated[str | None, typer.Option(help="The table to replace with the live keys.")] = None,
+    backend: Annotated[str, typer.Option(help="Of a store that is made: append-log, rocksdb or lmdb.")] = "append-log",
+    drop_expired: Annotated[
+        bool, typer.Option("--drop-expired", help="Into a table: leave out keys whose time to live is over.")
+    ] = False,
+    master: Master = None,
+    cores: Cores = None,
+    memory: Memory = "2g",
+    json: Json = False,
 ) -> None:
-    """Compare a table with the channels it was made from; exit code 1 if it is not what it should be."""
+    """Keep the latest value of each key, deletes and expiry included, in a store or a table."""
+    from penstock.spark import lake
+    from penstock.spark.pipelines.fold import fold as folded
+    from penstock.spark.pipelines.fold import fold_into
+    from penstock.spark.pipelines.run import load
+
+    if (store is None) == (table is None):
+        raise OptionsError("say where the keys go: --store or --table")
+    if store is not None:
+        if drop_expired:
+            raise OptionsError("a store follows its log: keys expire there by the purges that buckets write")
+        with on_spark("folding", master, cores, memory) as (spark, _):
+            summary = fold_into(spark, source, store, backend=backend)
+        done = msgspec.structs.asdict(summary)
+        sentence = f"{summary.entries} keys in {store}, exact at {summary.cursor}: {summary.records} records folded"
+    else:
+        assert table is not None
+        with on_spark("folding", master, cores, memory) as (spark, _):
+            rows = lake.replace(folded(load(spark, source), now_ns=time.time_ns() if drop_expired else None), table)
+        done, sentence = {"table": table, "entries": rows}, f"{rows} keys in {table}"
+    if json:
+        emit_json(done)
+    else:
+        stderr.print(sentence, soft_wrap=True, highlight=False)
+
+
+def audit(
+    channels: Channels,
+    table: Annotated[
+        str | None, typer.Argument(metavar="TABLE", help="A table made from them, to be compared.")
+    ] = None,
+    store: Annotated[
+        str | None, typer.Option(help="A store folded from CHANNELS, one log of envelopes: its fold is computed again.")
+    ] = None,
+    master: Master = None,
+    cores: Cores = None,
+    memory: Memory = "2g",
+    json: Json = False,
+) -> None:
+    """Read logs again and check them, and a table or a fold made from them; exit code 1 if something is wrong."""
     from penstock.spark import lake
     from penstock.spark.pipelines.audit import audit as compared
+    from penstock.spark.pipelines.audit import audit_fold, audit_logs
 
-    with _session(cores, memory) as spark:
-        source = spark.read.format("penstock").schema("channel string, position long").load(channels)
-        rows = _print(compared(source, lake.read(spark, table).select("channel", "position")), json=json)
+    with on_spark("auditing", master, cores, memory) as (spark, _):
+        logs = audit_logs(spark, channels)
+        rows = _print([{**msgspec.structs.asdict(item), "ok": item.ok} for item in logs], json=json, check="log")
+        if table is not None:
+            source = spark.read.format("penstock").schema("channel string, position long").load(channels)
+            held = lake.read(spark, table).select("channel", "position")
+            rows += _print(compared(source, held), json=json, check="table")
+        if store is not None:
+            found = audit_fold(spark, channels, store)
+            rows += _print([{**msgspec.structs.asdict(found), "ok": found.ok}], json=json, check="fold")
     if not all(row["ok"] for row in rows):
         raise typer.Exit(PROBLEM)
 
@@ -160,6 +237,7 @@ def replay(
     app: Annotated[str, typer.Option(help="Whose replay this is: repeated under one name it is done once.")],
     where: Annotated[str | None, typer.Option(help="Only rows for which this is true, in SQL.")] = None,
     content: Annotated[str, typer.Option(help="What the records are: raw, or envelope/1 to keep keys.")] = "raw",
+    master: Master = None,
     cores: Cores = None,
     memory: Memory = "2g",
 ) -> None:
@@ -167,7 +245,7 @@ def replay(
     from penstock.spark.pipelines.replay import replay as run
     from penstock.spark.pipelines.run import load
 
-    with _session(cores, memory) as spark:
+    with on_spark("replaying", master, cores, memory) as (spark, _):
         frame = load(spark, source)
         run(frame if where is None else frame.where(where), log, app=app, content=content)
     stderr.print(f"replayed into {log}", soft_wrap=True)
@@ -176,61 +254,55 @@ def replay(
 def compact(
     table: TableFolder,
     target_mb: Annotated[int, typer.Option(min=1, help="Size of a file, in MiB.")] = 256,
+    keep_days: Annotated[
+        float | None, typer.Option(min=0, help="Delete rows that are older than so many days.")
+    ] = None,
     vacuum_hours: Annotated[
         int | None, typer.Option(min=0, help="Remove files that no version of the last hours needs.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Rewrite the small files of a table as large ones."""
+    """Rewrite the small files of a table as large ones, and delete what is too old."""
     from penstock.spark.pipelines.compact import compact as run
 
-    done = run(table, target_bytes=target_mb << 20, vacuum_hours=vacuum_hours)
+    with progress_bar("compacting") as bar:
+        bar.add_task("", total=None)
+        done = run(table, target_bytes=target_mb << 20, keep_days=keep_days, vacuum_hours=vacuum_hours)
     if json:
         emit_json(done)
     else:
         stderr.print(f"{table}: {done['files_before']} files, now {done['files_after']}", soft_wrap=True)
 
 
-def report(source: Source, cores: Cores = None, memory: Memory = "2g", json: Json = False) -> None:
-    """Say of each channel how much it holds, of how many kinds, from when to when."""
+def report(
+    source: Source,
+    page: Annotated[
+        str | None, typer.Argument(metavar="PAGE", help="The HTML file to write; one row a channel is printed without.")
+    ] = None,
+    table: Annotated[
+        str | None, typer.Option(help="A table that is filled from SOURCE: show how far it is behind.")
+    ] = None,
+    check: Annotated[bool, typer.Option("--check", help="Read every log again, as audit does, and show it.")] = False,
+    title: Annotated[str | None, typer.Option(help="The title of the page. [default: the name of SOURCE]")] = None,
+    master: Master = None,
+    cores: Cores = None,
+    memory: Memory = "2g",
+    json: Json = False,
+) -> None:
+    """Say of each channel how much it holds, from when to when; as a page also rates, sizes, lag, gaps and keys."""
     from penstock.spark.pipelines.report import report as told
+    from penstock.spark.pipelines.report import write_report
     from penstock.spark.pipelines.run import load
 
-    with _session(cores, memory) as spark:
-        _print(told(load(spark, source)), json=json)
-
-
-@contextlib.contextmanager
-def _session(cores: int | None, memory: str) -> Iterator[SparkSession]:
-    from penstock.spark.pipelines.run import reason_of
-    from penstock.spark.session import start
-
-    with progress_bar("starting Spark") as bar:
-        bar.add_task("", total=None)
-        spark, own = start(master=f"local[{cores}]" if cores else None, memory=memory)
-    from pyspark.errors import PySparkException
-
-    try:
-        yield spark
-    except PySparkException as exc:
-        raise PenstockError(reason_of(str(exc))) from None
-    finally:
-        if own:
-            spark.stop()
-
-
-@contextlib.contextmanager
-def _bar(what: str) -> Iterator[Callable[[Progress], None]]:
-    with progress_bar(what, "positions") as bar:
-        task = bar.add_task("", total=None)
-        passed = 0
-
-        def show(progress: Progress) -> None:
-            nonlocal passed
-            bar.update(task, completed=passed + progress.done, total=passed + progress.total)
-            passed += progress.done
-
-        yield show
+    with on_spark("reporting", master, cores, memory) as (spark, _):
+        if page is None:
+            _print(told(load(spark, source)), json=json)
+            return
+        found = write_report(spark, source, page, title=title, table=table, check=check)
+    if json:
+        emit_json({"page": page, "channels": len(found.channels), "records": sum(p.records for p in found.channels)})
+    else:
+        stderr.print(f"wrote {page}: {len(found.channels)} channels", soft_wrap=True, highlight=False)
 
 
 def _checkpoint(table: str) -> str:
@@ -244,31 +316,3 @@ def _trigger(every: float | None) -> dict[str, Any]:
 def _options(max_records: int | None, allow_data_loss: bool) -> dict[str, Any]:
     options: dict[str, Any] = {"failOnDataLoss": str(not allow_data_loss).lower()}
     return options if max_records is None else {**options, "maxRecordsPerTrigger": max_records}
-
-
-def _say(summary: Summary, json: bool, sentence: str) -> None:
-    if json:
-        emit_json(msgspec.structs.asdict(summary))
-        return
-    lost = f", {summary.lost} positions lost to retention" if summary.lost else ""
-    stderr.print(f"{sentence} in {summary.batches} batches, {summary.seconds:.1f} s{lost}", soft_wrap=True)
-
-
-def _print(frame: DataFrame, *, json: bool) -> list[dict[str, Any]]:
-    """Print a small DataFrame, a JSON object a line or a table, and return its rows."""
-    rows = [row.asDict(recursive=True) for row in frame.collect()]
-    if json:
-        for row in rows:
-            emit_json({name: _plain(value) for name, value in row.items()})
-        return rows
-    table = Table(box=None, pad_edge=False)
-    for name in frame.columns:
-        table.add_column(name)
-    for row in rows:
-        table.add_row(*("-" if value is None else str(_plain(value)) for value in row.values()))
-    stdout.print(table)
-    return rows
-
-
-def _plain(value: Any) -> Any:
-    return value.isoformat(timespec="microseconds") if isinstance(value, dt.datetime) else value

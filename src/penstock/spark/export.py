@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.errors import OptionsError
-from penstock.spark.columns import Column, arrow_schema
+from penstock.spark.columns import Column, arrow_schema, columns_of_batch
 from penstock.spark.options import SourceOptions, local_path
 from penstock.spark.plan import Span
 from penstock.spark.reading import read_spans
@@ -34,6 +34,12 @@ MANIFEST: Final = (
 )
 ROW_GROUP_BYTES: Final = 32 << 20
 LEVEL: Final = 1
+REPEATED: Final = (pa.string(), pa.int32())
+"""Types whose columns have few values: the channel, the kind, the op."""
+NUMBERS: Final = (pa.int64(), pa.timestamp("us", "UTC"))
+"""Types whose columns grow from row to row: positions and times.  Their differences are small and cost little to
+compress."""
+GROWING: Final = "DELTA_BINARY_PACKED"
 
 
 class Exporter(msgspec.Struct, frozen=True):
@@ -41,6 +47,8 @@ class Exporter(msgspec.Struct, frozen=True):
 
     table: str
     compression: str = "zstd"
+    whole: bool = False
+    """Whether a channel with columns that the files do not have is refused."""
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> Exporter:
@@ -48,10 +56,13 @@ class Exporter(msgspec.Struct, frozen=True):
         table = options.get("table")
         if not table:
             raise OptionsError("no table: penstock-export needs the folder its files go to")
-        return cls(local_path(table), options.get("compression") or "zstd")
+        return cls(local_path(table), options.get("compression") or "zstd", options.get("whole") == "true")
 
     def export(self, spans: Sequence[Span], schema: pa.Schema, options: SourceOptions) -> pa.RecordBatch:
         """Write one file and return the row of the manifest that names it; no row if there were no records."""
+        if self.whole:
+            for span in spans:
+                check_whole(span, schema)
         name = file_name(spans)
         path = os.path.join(self.table, name)
         os.makedirs(self.table, exist_ok=True)
@@ -65,7 +76,8 @@ class Exporter(msgspec.Struct, frozen=True):
                     schema,
                     compression=self.compression,
                     compression_level=level,
-                    use_dictionary=["channel", "kind"],
+                    use_dictionary=[field.name for field in schema if field.type in REPEATED],
+                    column_encoding={field.name: GROWING for field in schema if field.type in NUMBERS},
                     write_statistics=[f.name for f in schema if not pa.types.is_binary(f.type)],
                 ) as writer:
                     held: list[pa.RecordBatch] = []
@@ -101,6 +113,17 @@ class Exporter(msgspec.Struct, frozen=True):
                 }
             ],
             arrow_schema(MANIFEST),
+        )
+
+
+def check_whole(span: Span, schema: pa.Schema) -> None:
+    """Refuse a channel that has more columns than the table: they would be lost."""
+    with span.channel.open() as log:
+        columns = columns_of_batch(log.read(span.start, 1), str(getattr(log, "content", "raw")))
+    lost = [column.name for column in columns if column.name not in schema.names]
+    if lost:
+        raise OptionsError(
+            f"{span.channel.name}: the table has no column {', '.join(lost)}; start the query again to add what is new"
         )
 
 

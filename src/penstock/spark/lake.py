@@ -16,21 +16,24 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock.errors import OptionsError, UnsupportedError
+from penstock.errors import ExpiredError, OptionsError, ReplacedError, UnsupportedError
 from penstock.spark.columns import BASE, Column, arrow_schema
 from penstock.spark.export import delta_stats
-from penstock.spark.options import local_path
+from penstock.spark.options import SourceOptions, local_path
+from penstock.spark.plan import find_channels
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.types import StructType
 
 __all__ = [
     "DataFile",
@@ -40,9 +43,23 @@ __all__ = [
     "ingest_once",
     "open_table",
     "read",
+    "read_added",
     "replace",
     "committed_batch",
+    "table_columns",
 ]
+
+
+DELTA: Final = {
+    "string": "string",
+    "long": "bigint",
+    "integer": "int",
+    "timestamp": "timestamp",
+    "binary": "binary",
+    "boolean": "boolean",
+    "double": "double",
+}
+"""Types of a table by Delta's name, as Spark names them; a table of channels has no others."""
 
 
 class DataFile(msgspec.Struct, frozen=True):
@@ -142,18 +159,47 @@ def write_files(frame: DataFrame, table: str, part: str) -> tuple[list[DataFile]
 
 def read(spark: SparkSession, table: str, *, version: int | None = None) -> DataFrame:
     """Return a table as a DataFrame, as it is now or as it was at a version."""
-    from pyspark.sql.types import StructType
-
     found = open_table(table)
     if found is None:
         raise OptionsError(f"{table}: there is no table here")
     if version is not None:
         found.load_as_version(version)
-    schema = StructType.fromJson(msgspec.json.decode(found.schema().to_json()))
+    schema = _spark_schema(found)
     files = found.file_uris()
     if not files:
         return spark.createDataFrame([], schema)
     return spark.read.schema(schema).parquet(*files)
+
+
+def read_added(spark: SparkSession, table: str, after: int, upto: int) -> DataFrame:
+    """Return the rows that came to a table after one version and up to another.
+
+    Files that were joined, and what is left of files when old rows were deleted, hold no new rows.  A table that was
+    replaced is refused: its rows did not come, they changed.
+    """
+    found = open_table(table)
+    if found is None:
+        raise OptionsError(f"{table}: there is no table here")
+    schema = _spark_schema(found)
+    files: list[str] = []
+    for version in range(after + 1, upto + 1):
+        path = os.path.join(local_path(table), "_delta_log", f"{version:020d}.json")
+        try:
+            with open(path, "rb") as log:
+                actions = [msgspec.json.decode(line) for line in log if line.strip()]
+        except FileNotFoundError:
+            raise ExpiredError(path, version, upto) from None
+        removed = any(action["remove"].get("dataChange", True) for action in actions if "remove" in action)
+        if removed:
+            operation = next(
+                (action["commitInfo"].get("operation") for action in actions if "commitInfo" in action), ""
+            )
+            if operation != "DELETE":
+                raise ReplacedError(table, f"its rows were changed by {operation or 'someone'} in version {version}")
+            continue
+        added = (action["add"] for action in actions if "add" in action)
+        files += [os.path.join(local_path(table), unquote(add["path"])) for add in added if add["dataChange"]]
+    return spark.read.schema(schema).parquet(*files) if files else spark.createDataFrame([], schema)
 
 
 def ingest(
@@ -164,25 +210,23 @@ def ingest(
     *,
     trigger: Mapping[str, Any] | None = None,
     options: Mapping[str, Any] | None = None,
-    columns: Iterable[Column] = BASE,
+    columns: Iterable[Column] | None = None,
     app: str | None = None,
     on_commit: Callable[[int, list[DataFile]], None] | None = None,
 ) -> StreamingQuery:
     """Start a query that keeps a table up to date with channels, each record in it exactly once.
 
     It reads what is there and stops unless ``trigger`` says otherwise (``{"processingTime": "1 second"}``).
-    ``options`` are the source's.  The query is known to the table by its checkpoint unless ``app`` names it.
+    ``options`` are the source's.  The query is known to the table by its checkpoint unless ``app`` names it.  The table
+    has every column that the channels have unless ``columns`` names them; a channel that comes later with more of them
+    ends the query, which adds them when it is started again.
     """
-    table, columns = local_path(table), tuple(columns)
+    table = local_path(table)
+    chosen = table_columns(channels, table, options) if columns is None else tuple(columns)
     known = app or "penstock-" + hashlib.sha256(os.path.abspath(local_path(checkpoint)).encode()).hexdigest()[:16]
-    schema = arrow_schema(columns)
-    manifest = (
-        spark.readStream.format("penstock-export")
-        .options(**{key: str(value) for key, value in (options or {}).items()})
-        .option("table", table)
-        .option("columns", ",".join(f"{column.name} {column.type}" for column in columns))
-        .load(channels)
-    )
+    schema = arrow_schema(chosen)
+    told = _export_options(table, chosen, options, whole=columns is None)
+    manifest = spark.readStream.format("penstock-export").options(**told).load(channels)
 
     def commit(frame: DataFrame, batch: int) -> None:
         if committed_batch(table, known) < batch:
@@ -201,16 +245,50 @@ def ingest_once(
     """Export what the channels hold now as one batch; return how many records, 0 when the table has the batch."""
     if committed_batch(table, app) >= batch:
         return 0
-    rows = (
-        spark.read.format("penstock-export")
-        .options(**{key: str(value) for key, value in (options or {}).items()})
-        .option("table", local_path(table))
-        .load(channels)
-        .collect()
-    )
-    files = data_files(rows)
-    commit_files(table, app, batch, files, arrow_schema(BASE))
+    columns = table_columns(channels, table, options)
+    told = _export_options(table, columns, options, whole=True)
+    files = data_files(spark.read.format("penstock-export").options(**told).load(channels).collect())
+    commit_files(table, app, batch, files, arrow_schema(columns))
     return sum(item.records for item in files)
+
+
+def table_columns(channels: str, table: str, options: Mapping[str, Any] | None = None) -> tuple[Column, ...]:
+    """Return the columns that a table of these channels has, adding to the table that is there what it lacks.
+
+    A delete is told from an empty value by ``op``: a table without the columns of envelopes would not be the log.
+    """
+    from penstock.spark.source import added_columns
+
+    told = SourceOptions.of({**{key: str(value) for key, value in (options or {}).items()}, "path": channels})
+    found = [channel for channel in find_channels(told.paths, told.format) if told.filters.channel_passes(channel.name)]
+    wanted = {column.name: column for column in (*BASE, *added_columns(found))}
+    existing = open_table(table)
+    if existing is None:
+        return tuple(wanted.values())
+    held = {field.name: Column(field.name, DELTA[field.type.type]) for field in existing.schema().fields}
+    more = [column for name, column in wanted.items() if name not in held]
+    if more:
+        from deltalake import Schema
+
+        existing.alter.add_columns(list(Schema.from_arrow(arrow_schema(more)).fields))
+    return (*held.values(), *more)
+
+
+def _spark_schema(table: DeltaTable) -> StructType:
+    from pyspark.sql.types import StructType
+
+    return StructType.fromJson(msgspec.json.decode(table.schema().to_json()))
+
+
+def _export_options(
+    table: str, columns: Sequence[Column], options: Mapping[str, Any] | None, *, whole: bool
+) -> dict[str, str]:
+    return {
+        **{key: str(value) for key, value in (options or {}).items()},
+        "table": local_path(table),
+        "columns": ",".join(f"{column.name} {column.type}" for column in columns),
+        "whole": str(whole).lower(),
+    }
 
 
 def data_files(rows: Iterable[Any]) -> list[DataFile]:

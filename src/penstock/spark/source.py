@@ -82,21 +82,17 @@ class PenstockSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return the batch writer."""
-        from penstock.spark.sinks import LogBatchWriter, SinkOptions
+        from penstock.spark.sinks import batch_writer
 
-        if overwrite:
-            raise OptionsError("a log is appended to, never overwritten: use mode('append')")
-        return LogBatchWriter(SinkOptions.of(self.options), schema)
+        writer: DataSourceWriter = batch_writer(self.options, schema, overwrite)
+        return writer
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         """Return the stream writer."""
-        from penstock.spark.sinks import LogStreamWriter, SinkOptions
+        from penstock.spark.sinks import stream_writer
 
-        if overwrite:
-            raise OptionsError("a log is appended to, never overwritten: use outputMode('append')")
-        if not {"appid", "checkpointlocation"} & {name.lower() for name in self.options}:
-            raise OptionsError("a stream into a log needs an appId, or its checkpointLocation given as an option")
-        return LogStreamWriter(SinkOptions.of(self.options), schema)
+        writer: DataSourceStreamWriter = stream_writer(self.options, schema, overwrite)
+        return writer
 
 
 class ExportSource(DataSource):

@@ -65,17 +65,19 @@ def test_ingest_again_adds_nothing(channels: Path, table: str) -> None:
 def test_audit_agrees_with_a_whole_table_and_finds_what_is_wrong(
     spark: Any, channels: Path, table: str, tmp_path: Path
 ) -> None:
-    (row,) = rows(penstock("audit", str(channels), table, "--json"))
+    log, row = rows(penstock("audit", str(channels), table, "--json"))
+    assert (log["check"], log["records"], log["gaps"], log["ok"]) == ("log", 602, 0, True)
     assert row == {
-        "channel": "readings", "in_channel": 602, "in_table": 602, "missing": 0, "behind": 0, "repeated": 0,
-        "expired": 0, "unknown": 0, "ok": True,
+        "check": "table", "channel": "readings", "in_channel": 602, "in_table": 602, "missing": 0, "behind": 0,
+        "repeated": 0, "expired": 0, "unknown": 0, "ok": True,
     }  # fmt: skip
     whole = lake.read(spark, table).select("channel", "position")
     positions = sorted(row["position"] for row in whole.collect())
     broken = whole.where(f"position != {positions[5]} and position < {positions[500]}").union(whole.limit(2))
     broken = broken.union(spark.sql(f"select 'readings', {positions[3] + 1}L"))
     lake.append(broken, str(tmp_path / "broken"), app="test", batch=0)
-    (row,) = rows(penstock("audit", str(channels), str(tmp_path / "broken"), "--json", code=1))
+    log, row = rows(penstock("audit", str(channels), str(tmp_path / "broken"), "--json", code=1))
+    assert log["ok"]
     assert (row["missing"], row["behind"], row["repeated"], row["unknown"]) == (1, 102, 2, 1)
     assert row["ok"] is False
 

@@ -176,6 +176,6 @@ def test_bench_and_demo_run_and_end_by_themselves(tmp_path: Path) -> None:
     rates = json.loads(penstock("bench", str(tmp_path), "--seconds", "0.1", "--json").stdout)["records_per_second"]
     assert set(rates) == {"append", "append_many", "read_batch", "try_read"}
     assert list(tmp_path.iterdir()) == []
-    done = penstock("demo", "--seconds", "1.5", "--rate", "50000", "--json")
+    done = penstock("demo", "--ticks", "--seconds", "1.5", "--rate", "50000", "--json")
     assert done.returncode == 0, done.stderr
     assert all(json.loads(done.stdout)["exact"].values())

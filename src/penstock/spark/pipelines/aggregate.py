@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+import hashlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import OptionsError
+from penstock.spark import lake
+from penstock.spark.options import local_path
+from penstock.spark.pipelines.run import Progress, Summary, follow
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame, SparkSession
 
-__all__ = ["aggregate", "duration_micros"]
+__all__ = ["aggregate", "aggregate_stream", "duration_micros"]
 
 UNITS: Final = {
     "millisecond": 1_000,
@@ -30,9 +35,7 @@ def aggregate(frame: DataFrame, *, every: str | None = "1 hour", by: Sequence[st
     """
     from pyspark.sql import functions as F  # noqa: N812
 
-    missing = [name for name in (*by, "position", "payload") if name not in frame.columns]
-    if missing:
-        raise OptionsError(f"there is no column {', '.join(missing)} to aggregate by")
+    _check(frame, by)
     if every is not None:
         # Not Spark's window(): that drops rows without a time in silence.
         length = duration_micros(every)
@@ -40,16 +43,64 @@ def aggregate(frame: DataFrame, *, every: str | None = "1 hour", by: Sequence[st
         frame = frame.withColumn("window_start", F.timestamp_micros(start))
         frame = frame.withColumn("window_end", F.timestamp_micros(start + F.lit(length)))
     keys = [*(["window_start", "window_end"] if every is not None else []), *by]
-    return (
-        frame.groupBy(*keys)
-        .agg(
-            F.count("*").alias("records"),
-            F.sum(F.length("payload")).alias("bytes"),
-            F.min("position").alias("first_position"),
-            F.max("position").alias("last_position"),
-        )
-        .orderBy(*keys)
-    )
+    return frame.groupBy(*keys).agg(*_sums()).orderBy(*keys)
+
+
+def aggregate_stream(
+    spark: SparkSession,
+    channels: str,
+    table: str,
+    checkpoint: str,
+    *,
+    every: str = "1 hour",
+    by: Sequence[str] = ("channel", "kind"),
+    watermark: str = "10 minutes",
+    trigger: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Summary:
+    """Count as ``aggregate`` does while records come in, and add each window to a table once, when it is closed.
+
+    A window is closed when a record is seen that is ``watermark`` younger than its end; what comes later than that
+    is left out, as are records without a time, and the summary counts them as Spark does: once for a window, key and
+    task.  Windows that are still open are in no table: they wait in the checkpoint.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+
+    app = "aggregate-" + hashlib.sha256(os.path.abspath(local_path(checkpoint)).encode()).hexdigest()[:16]
+    duration_micros(every), duration_micros(watermark)
+    stream = spark.readStream.format("penstock").options(**{k: str(v) for k, v in (options or {}).items()})
+    frame = stream.load(channels)
+    _check(frame, by)
+    # Spark drops rows whose time is null and tells nobody; in 1970 they are late, which it counts.
+    timed = frame.withColumn("timestamp", F.coalesce(F.col("timestamp"), F.timestamp_micros(F.lit(0))))
+    counted = timed.withWatermark("timestamp", watermark).groupBy(F.window("timestamp", every), *by).agg(*_sums())
+    names = ["window.start as window_start", "window.end as window_end", *by]
+    result = counted.selectExpr(*names, "records", "bytes", "first_position", "last_position")
+
+    def write(closed: DataFrame, batch: int) -> None:
+        if not lake.append(closed, table, app=app, batch=batch):
+            closed.write.format("noop").mode("overwrite").save()  # a replayed batch still has to bring the state along
+
+    query = result.writeStream.outputMode("append").foreachBatch(write).option("checkpointLocation", checkpoint)
+    return follow(query.trigger(**(trigger or {"availableNow": True})).start(), on_progress)
+
+
+def _check(frame: DataFrame, by: Sequence[str]) -> None:
+    missing = [name for name in (*by, "position", "payload") if name not in frame.columns]
+    if missing:
+        raise OptionsError(f"there is no column {', '.join(missing)} to aggregate by")
+
+
+def _sums() -> list[Column]:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return [
+        F.count("*").alias("records"),
+        F.sum(F.length("payload")).alias("bytes"),
+        F.min("position").alias("first_position"),
+        F.max("position").alias("last_position"),
+    ]
 
 
 def duration_micros(text: str) -> int:

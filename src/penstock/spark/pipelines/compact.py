@@ -1,7 +1,8 @@
-"""compact: the many small files of a table into few large ones.  Needs no Spark."""
+"""compact: the many small files of a table into few large ones, and old rows out of it.  Needs no Spark."""
 
 from __future__ import annotations
 
+import datetime as dt
 from typing import Any
 
 from penstock.errors import OptionsError
@@ -10,8 +11,17 @@ from penstock.spark.lake import open_table
 __all__ = ["compact"]
 
 
-def compact(table: str, *, target_bytes: int = 256 << 20, vacuum_hours: int | None = None) -> dict[str, Any]:
+def compact(
+    table: str,
+    *,
+    target_bytes: int = 256 << 20,
+    keep_days: float | None = None,
+    time_column: str = "timestamp",
+    vacuum_hours: int | None = None,
+) -> dict[str, Any]:
     """Rewrite small files as files of about ``target_bytes``.
+
+    With ``keep_days``, rows whose ``time_column`` is older are deleted first; rows without a time stay.
 
     With ``vacuum_hours``, files that no version of the last hours needs are removed; that includes files left by
     tasks whose batch never was committed.  Give more hours than any batch takes: files of a batch that is being written
@@ -20,7 +30,14 @@ def compact(table: str, *, target_bytes: int = 256 << 20, vacuum_hours: int | No
     found = open_table(table)
     if found is None:
         raise OptionsError(f"{table}: there is no table here")
-    before = len(found.file_uris())
+    before, deleted = len(found.file_uris()), 0
+    if keep_days is not None:
+        if time_column not in {field.name for field in found.schema().fields}:
+            raise OptionsError(f"{table}: there is no column {time_column} to tell the age of a row by")
+        bound = dt.datetime.now(dt.UTC) - dt.timedelta(days=keep_days)
+        moment = bound.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        gone = found.delete(f"{time_column} < arrow_cast('{moment}', 'Timestamp(Microsecond, Some(\"UTC\"))')")
+        deleted = int(gone.get("num_deleted_rows") or 0)
     found.optimize.compact(target_size=target_bytes)
     removed = []
     if vacuum_hours is not None:
@@ -28,6 +45,7 @@ def compact(table: str, *, target_bytes: int = 256 << 20, vacuum_hours: int | No
     return {
         "files_before": before,
         "files_after": len(found.file_uris()),
+        "deleted_rows": deleted,
         "removed": len(removed),
         "version": found.version(),
     }

@@ -1,13 +1,37 @@
-"""report: one row a channel."""
+"""report: one row a channel, or a page with plots: rates, sizes, lag, gaps, top keys.
+
+Spark reads the records two or three times and hands back sums: by size, by slot of time, by key.  What the page shows
+is drawn from those, so it is as large for a billion records as for a thousand.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import itertools
+import os
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from penstock.batch import payload_text
+from penstock.disk import PosixDisk, save_atomically
+from penstock.log.sidecar import sidecar_of
+from penstock.spark import lake
+from penstock.spark.options import local_path
+from penstock.spark.pipelines.audit import audit_logs
+from penstock.spark.pipelines.page import ChannelPart, Lag, Report, TopKey, render
+from penstock.spark.pipelines.run import load
+from penstock.spark.plan import find_channels
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["report"]
+__all__ = ["gather", "report", "write_report"]
+
+SLOTS: Final = 120
+TOP_KEYS: Final = 12
+SILENCES: Final = 3
 
 
 def report(frame: DataFrame) -> DataFrame:
@@ -26,3 +50,160 @@ def report(frame: DataFrame) -> DataFrame:
         )
         .orderBy("channel")
     )
+
+
+def write_report(
+    spark: SparkSession,
+    source: str,
+    page: str,
+    *,
+    title: str | None = None,
+    table: str | None = None,
+    check: bool = False,
+    options: Mapping[str, Any] | None = None,
+) -> Report:
+    """Write the page about channels, or about a table of the lake, as one file; return what is on it.
+
+    ``table`` is one that is filled from these channels: how far it is behind is shown with the cursors.  ``check``
+    reads every log as ``audit`` does and shows what it found.
+    """
+    frame = load(spark, source, options)
+    found = gather(frame, title=title or os.path.basename(local_path(source)))
+    if lake.open_table(source) is None:
+        cursors = _cursors(source, options)
+        if table is not None and lake.open_table(table) is not None:
+            held = lake.read(spark, table).groupBy("channel").agg({"position": "max"}).collect()
+            cursors += [(row[0], os.path.basename(local_path(table)), row[1] + 1) for row in held]
+        found.lags = _lags(frame, cursors)
+        if check:
+            found.checks = [{**msgspec.structs.asdict(item), "ok": item.ok} for item in audit_logs(spark, source)]
+    page = local_path(page)
+    os.makedirs(os.path.dirname(os.path.abspath(page)), exist_ok=True)
+    save_atomically(PosixDisk(), page, render(found).encode())
+    return found
+
+
+def gather(frame: DataFrame, *, title: str = "channels") -> Report:
+    """Add up what a page shows of a DataFrame of records."""
+    parts: dict[str, ChannelPart] = {}
+    kinds: dict[str, set[int | None]] = {}
+    for row in _by_size(frame).collect():
+        part = parts.setdefault(row["channel"], ChannelPart(row["channel"]))
+        kinds.setdefault(part.name, set()).add(row["kind"])
+        part.records += row["records"]
+        part.bytes += row["bytes"] or 0
+        part.largest = max(part.largest, row["largest"] or 0)
+        part.timeless += row["timeless"]
+        part.sizes = {**part.sizes, row["power"]: part.sizes.get(row["power"], 0) + row["records"]}
+        if row["first"] is not None:
+            first, last = row["first"] / 1e6, row["last"] / 1e6
+            part.first_time = first if part.first_time is None else min(first, part.first_time)
+            part.last_time = last if part.last_time is None else max(last, part.last_time)
+    for part in parts.values():
+        part.kinds = len(kinds[part.name] - {None})
+    found = Report(title=title, made=time.time(), channels=[parts[name] for name in sorted(parts)])
+    _add_times(frame, found)
+    found.keys = _top_keys(frame)
+    return found
+
+
+def _by_size(frame: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    length = F.coalesce(F.length("payload"), F.lit(0))
+    power = F.length(F.bin(length))  # the digits of a number in base two: the power it is below
+    micros = F.unix_micros("timestamp")
+    return frame.groupBy("channel", "kind", F.when(length == 0, 0).otherwise(power).alias("power")).agg(
+        F.count("*").alias("records"),
+        F.sum(length).alias("bytes"),
+        F.max(length).alias("largest"),
+        F.min(micros).alias("first"),
+        F.max(micros).alias("last"),
+        F.sum(F.col("timestamp").isNull().cast("int")).alias("timeless"),
+    )
+
+
+def _add_times(frame: DataFrame, found: Report) -> None:
+    """Add up by slots of time, and find the silences between and within them."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    times = [moment for part in found.channels for moment in (part.first_time, part.last_time) if moment is not None]
+    if not times:
+        return
+    low, high = int(min(times) * 1e6), int(max(times) * 1e6)
+    width = max(-(-(high - low + 1) // SLOTS), 1)
+    count = (high - low) // width + 1
+    found.slots = [(low + width * (slot + 0.5)) / 1e6 for slot in range(count)]
+    found.slot_seconds = width / 1e6
+    micros = F.unix_micros("timestamp")
+    sums = [
+        F.count("*").alias("records"),
+        F.sum(F.coalesce(F.length("payload"), F.lit(0))).alias("bytes"),
+        F.min(micros).alias("first"),
+        F.max(micros).alias("last"),
+    ]
+    delayed = "event_time_ns" in frame.columns
+    if delayed:
+        late = F.when(F.col("event_time_ns") > 0, F.col("timestamp_ns") - F.col("event_time_ns"))
+        sums.append(F.percentile_approx(late, F.array(F.lit(0.5), F.lit(0.95)), 1000).alias("delay"))
+    slot = F.floor((micros - F.lit(low)) / F.lit(width)).cast("int").alias("slot")
+    rows = frame.where("timestamp is not null").groupBy("channel", slot).agg(*sums).collect()
+    parts = {part.name: part for part in found.channels}
+    for part in found.channels:
+        part.slot_records, part.slot_bytes = [0] * count, [0] * count
+    delays: list[tuple[int, float, float] | None] = [None] * count
+    spans: dict[str, list[tuple[int, int]]] = {}
+    for row in sorted(rows, key=lambda row: row["slot"]):
+        place = min(max(row["slot"], 0), count - 1)
+        part = parts[row["channel"]]
+        part.slot_records[place] += row["records"]
+        part.slot_bytes[place] += row["bytes"]
+        spans.setdefault(part.name, []).append((row["first"], row["last"]))
+        known = delays[place]
+        if delayed and row["delay"] and (known is None or known[0] < row["records"]):  # of the busiest channel
+            delays[place] = (row["records"], row["delay"][0] / 1e9, row["delay"][1] / 1e9)
+    found.delays = [(None, None) if item is None else item[1:] for item in delays] if delayed else []
+    for name, pieces in spans.items():
+        quiet = [(before[1], after[0]) for before, after in itertools.pairwise(pieces)]
+        quiet = sorted((pair for pair in quiet if pair[1] - pair[0] > width), key=lambda pair: pair[0] - pair[1])
+        parts[name].silences = [(begin / 1e6, end / 1e6) for begin, end in quiet[:SILENCES]]
+
+
+def _top_keys(frame: DataFrame) -> list[TopKey]:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    if "key" not in frame.columns:
+        return []
+    counted = frame.where("key is not null").groupBy("channel", "key").agg(F.count("*").alias("count"))
+    rows = counted.orderBy(F.desc("count"), "channel", "key").limit(TOP_KEYS).collect()
+    return [TopKey(row["channel"], payload_text(bytes(row["key"]))[1], row["count"]) for row in rows]
+
+
+def _cursors(source: str, options: Mapping[str, Any] | None) -> list[tuple[str, str, int]]:
+    """Return the named cursors beside the logs: channel, name, position."""
+    found = []
+    for channel in find_channels([local_path(source)], (options or {}).get("logFormat")):
+        sidecar = sidecar_of(PosixDisk(), channel.path)
+        try:
+            found += [(channel.name, name, position) for name, position in sorted(sidecar.cursors().items())]
+        finally:
+            sidecar.close()
+    return found
+
+
+def _lags(frame: DataFrame, cursors: list[tuple[str, str, int]]) -> list[Lag]:
+    """Count, in one pass, what lies behind each cursor."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    if not cursors:
+        return []
+    sums = []
+    for index, (channel, _, position) in enumerate(cursors):
+        behind = (F.col("channel") == channel) & (F.col("position") >= position)
+        micros = F.when(behind, F.unix_micros("timestamp"))
+        sums += [F.count(F.when(behind, 1)).alias(f"n{index}"), (F.max(micros) - F.min(micros)).alias(f"t{index}")]
+    row = frame.agg(*sums).collect()[0]
+    return [
+        Lag(channel, who, row[f"n{index}"], None if row[f"t{index}"] is None else row[f"t{index}"] / 1e6)
+        for index, (channel, who, _) in enumerate(cursors)
+    ]

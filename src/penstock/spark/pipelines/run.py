@@ -32,6 +32,8 @@ class Summary(msgspec.Struct):
     seconds: float = 0.0
     lost: int = 0
     """Positions that retention took before they were read."""
+    late: int = 0
+    """Records that came when their window was closed; those of one window, key and task count as one."""
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -73,9 +75,11 @@ def follow(query: StreamingQuery, on_progress: Callable[[Progress], None] | None
                 continue
             seen = event["batchId"]
             summary.batches += 1
-            summary.rows += event["numInputRows"]
+            # Spark Connect has the number only with the sources.
+            summary.rows += event.get("numInputRows") or sum(item.get("numInputRows", 0) for item in event["sources"])
             places = [place for source in event["sources"] for place in _places(source.get("endOffset")).values()]
             summary.lost = sum(place.get("lost", 0) for place in places)
+            summary.late += sum(item.get("numRowsDroppedByWatermark", 0) for item in event.get("stateOperators", ()))
             if on_progress is not None:
                 on_progress(Progress.of(event))
         if not active:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from collections.abc import Iterator
@@ -15,12 +16,14 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, Str
 
 from penstock.disk import PosixDisk
 from penstock.errors import ConflictError, LockedError, OptionsError, UnsupportedError
-from penstock.log.detect import open_log
+from penstock.log.detect import FORMATS, open_log, open_writer
 from penstock.log.envelope import CONTENT, decode_envelope, open_envelopes
+from penstock.log.filechannel import FileChannel
+from penstock.log.messagelog import MessageLog
 from penstock.log.sidecar import sidecar_of
 from penstock.log.xchannel import Writer
-from penstock.spark import sinks
-from penstock.spark.sinks import SinkOptions, append_staged, read_intent, records_of, stage
+from penstock.spark import logsink
+from penstock.spark.logsink import SinkOptions, append_staged, read_intent, records_of, stage
 from penstock.spark.source import PenstockSource
 from penstock.testing.log_conformance import contents
 
@@ -38,6 +41,9 @@ def batches(first: int, count: int) -> Iterator[pa.RecordBatch]:
 def payloads(path: Path) -> list[bytes]:
     with open_log(str(path)) as log:
         return contents(log)
+
+
+with_kinds = batches
 
 
 class Killed(BaseException):
@@ -67,9 +73,16 @@ def test_batches_are_appended_in_task_order_and_once(tmp_path: Path, options: Si
 
 @pytest.mark.parametrize("moment", range(9))
 @pytest.mark.parametrize("meanwhile", [False, True])
+@pytest.mark.parametrize("format", FORMATS)
 def test_a_driver_that_dies_at_any_moment_is_continued(
-    tmp_path: Path, options: SinkOptions, monkeypatch: pytest.MonkeyPatch, moment: int, meanwhile: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: int, meanwhile: bool, format: str
 ) -> None:
+    options = SinkOptions(path=str(tmp_path / "out"), app="test", format=format)
+
+    def batches(first: int, count: int) -> Iterator[pa.RecordBatch]:  # not every format has kinds
+        for batch in with_kinds(first, count):
+            yield batch if format == "xchannel" else batch.drop_columns(["kind"])
+
     append_staged(options, 0, [stage(options, batches(0, 6))])
     steps = itertools.count()
 
@@ -82,10 +95,11 @@ def test_a_driver_that_dies_at_any_moment_is_continued(
         return call
 
     with monkeypatch.context() as patch:
-        patch.setattr(sinks, "write_intent", dying(sinks.write_intent))
-        patch.setattr(sinks, "_end_of", dying(sinks._end_of))
-        patch.setattr(sinks, "clear_staged", dying(sinks.clear_staged))
-        patch.setattr(Writer, "append_many", dying(Writer.append_many))
+        patch.setattr(logsink, "write_intent", dying(logsink.write_intent))
+        patch.setattr(logsink, "_end_of", dying(logsink._end_of))
+        patch.setattr(logsink, "clear_staged", dying(logsink.clear_staged))
+        for writer in (Writer, FileChannel, MessageLog):
+            patch.setattr(writer, "append_many", dying(writer.append_many))
         staged = [stage(options, batches(6, 9)), stage(options, batches(15, 5))]
         try:
             append_staged(options, 1, staged)
@@ -95,12 +109,13 @@ def test_a_driver_that_dies_at_any_moment_is_continued(
     assert died
     own = [b"%d" % n for n in range(20)]
     if meanwhile:
-        with Writer.open(options.path) as other:
+        with contextlib.closing(open_writer(options.path, format=format)) as other:
             other.append(b"from another writer")
     # The replay stages the same rows again, cut in another way.
     append_staged(options, 1, [stage(options, batches(6, 14))])
     found = payloads(tmp_path / "out")
     assert [payload for payload in found if payload != b"from another writer"] == own
+    append_staged(options, 2, [stage(options, batches(20, 2))])
     append_staged(options, 2, [stage(options, batches(20, 2))])
     assert [p for p in payloads(tmp_path / "out") if p != b"from another writer"] == [b"%d" % n for n in range(22)]
 
@@ -112,7 +127,7 @@ def test_a_batch_that_was_never_finished_is_not_stepped_over(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(sinks, "_append", die)
+        patch.setattr(logsink, "_append", die)
         with pytest.raises(Killed):
             append_staged(options, 3, [stage(options, batches(0, 3))])
     with pytest.raises(ConflictError, match="batch 3 of test was never finished"):
@@ -129,7 +144,7 @@ def test_two_applications_write_to_one_log_without_disturbing_each_other(tmp_pat
 
 
 def test_a_log_that_has_a_writer_is_waited_for(options: SinkOptions, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sinks, "LOCK_SECONDS", 0.1)
+    monkeypatch.setattr(logsink, "LOCK_SECONDS", 0.1)
     with Writer.open(options.path), pytest.raises(LockedError):
         append_staged(options, 0, [stage(options, batches(0, 3))])
     append_staged(options, 0, [stage(options, batches(0, 3))])
@@ -182,7 +197,7 @@ def test_a_record_of_another_writer_is_not_taken_for_an_own_one(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(sinks, "_append", append_two)
+        patch.setattr(logsink, "_append", append_two)
         with pytest.raises(Killed):
             append_staged(options, 0, [stage(options, batches(0, 4))])
     with Writer.open(options.path) as other:  # the payload is that of the next staged record
@@ -214,6 +229,20 @@ def test_envelopes_go_through_the_sink_and_come_back_as_they_were(tmp_path: Path
     assert decode_envelope(log_record(options.path, 1)).headers == {"a": b"hi"}
     with pytest.raises(OptionsError, match="its content is envelope/1, not raw"):
         append_staged(SinkOptions(path=options.path, app="other"), 0, [])
+
+
+@pytest.mark.parametrize("format", ["filechannel", "messagelog"])
+def test_a_new_log_of_any_format_takes_a_batch_once_and_refuses_kinds_before_it_begins(
+    tmp_path: Path, format: str
+) -> None:
+    options = SinkOptions(path=str(tmp_path / "out"), app="test", format=format)
+    with pytest.raises(OptionsError, match="no room for kinds"):
+        append_staged(options, 0, [stage(options, batches(0, 5))])
+    plain = [batch.drop_columns(["kind"]) for batch in batches(0, 5)]
+    for _ in range(3):
+        append_staged(options, 0, [stage(options, iter(plain))])
+    assert payloads(tmp_path / "out") == [b"%d" % n for n in range(5)]
+    assert [name for name in os.listdir(tmp_path) if name != "out"] == []
 
 
 def test_a_key_is_never_dropped_in_silence() -> None:

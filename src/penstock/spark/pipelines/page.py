@@ -1,0 +1,289 @@
+"""The page of pipeline ``report``: one HTML file that needs nothing else, in light and in dark.  Pure."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from html import escape
+from typing import Final
+
+import msgspec
+
+from penstock.spark.pipelines import svg
+from penstock.spark.pipelines.svg import number, short_bytes, short_seconds
+
+__all__ = ["ChannelPart", "Lag", "Report", "TopKey", "render"]
+
+SHOWN: Final = 7
+"""Channels with a colour of their own; the others are drawn as one."""
+OTHERS: Final = "others"
+
+STYLE: Final = (
+    """
+:root{color-scheme:light dark;--bg:#f6f7f9;--card:#fff;--ink:#1b2430;--soft:#5c6877;--line:#e3e7ec;--quiet:#eceff3;
+--bad:#c62b36;--good:#1d8a4e;--s0:#3a6fd8;--s1:#e08a00;--s2:#1f9d6b;--s3:#d1495b;--s4:#8757d6;--s5:#0f9bb3;--s6:#b0852a;
+--s7:#7a8594}
+@media (prefers-color-scheme:dark){:root{--bg:#12161c;--card:#1a2028;--ink:#e6eaf0;--soft:#97a3b3;--line:#2b333e;
+--quiet:#242c36;--bad:#ff7a82;--good:#5fd08f;--s0:#6ea0ff;--s1:#ffb547;--s2:#4fd0a0;--s3:#ff7f8e;--s4:#b794ff;
+--s5:#4fd0e6;--s6:#dcb566;--s7:#9aa6b5}}
+*{box-sizing:border-box}
+body{margin:0;background:var(--bg);color:var(--ink);font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
+main{max-width:1120px;margin:0 auto;padding:28px 20px 48px}
+h1{font-size:24px;margin:0}h2{font-size:15px;margin:0 0 2px}
+p.note{color:var(--soft);margin:2px 0 12px;font-size:13px}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:12px;margin:20px 0}
+.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,480px),1fr));gap:16px}
+.card,.tile{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:14px 16px}
+.tile b{display:block;font-size:22px;font-variant-numeric:tabular-nums}.tile span{color:var(--soft);font-size:13px}
+.wide{grid-column:1/-1}
+svg{display:block;width:100%;height:auto;overflow:visible}
+svg text{fill:var(--soft);font-size:11px}svg .name{fill:var(--ink);font-size:12px}
+.mid{text-anchor:middle}.end{text-anchor:end}.grid{stroke:var(--line)}.quiet{fill:var(--quiet)}
+.hit{fill:transparent}.hit:hover{fill:var(--ink);fill-opacity:.08}.line{fill:none;stroke-width:1.8;stroke-linejoin:round}
+"""
+    + "".join(f".line.s{n}{{stroke:var(--s{n})}}.fill.s{n}{{fill:var(--s{n})}}" for n in range(svg.COLOURS))
+    + """
+.legend{display:flex;flex-wrap:wrap;gap:4px 14px;margin-top:8px;font-size:12.5px;color:var(--soft)}
+.legend i{display:inline-block;width:10px;height:10px;border-radius:3px;margin-right:6px}
+"""
+    + "".join(f".legend .s{n}{{background:var(--s{n})}}" for n in range(svg.COLOURS))
+    + """
+.scroll{overflow-x:auto}table{border-collapse:collapse;width:100%;font-size:13.5px;font-variant-numeric:tabular-nums}
+th{color:var(--soft);font-weight:500}th,td{text-align:right;padding:5px 10px;border-bottom:1px solid var(--line);
+white-space:nowrap}th:first-child,td:first-child{text-align:left}tr:last-child td{border-bottom:0}
+.bad{color:var(--bad)}.good{color:var(--good)}
+"""
+)
+
+
+class ChannelPart(msgspec.Struct):
+    """What is known of one channel; the lists have one value for each slot of the report.
+
+    >>> ChannelPart("ticks").records
+    0
+    """
+
+    name: str
+    records: int = 0
+    bytes: int = 0
+    kinds: int = 0
+    largest: int = 0
+    first_time: float | None = None
+    last_time: float | None = None
+    timeless: int = 0
+    """Records without a time: they are in no chart over time."""
+    slot_records: list[int] = []
+    slot_bytes: list[int] = []
+    sizes: dict[int, int] = {}
+    """Records by the power of two their payload is below."""
+    silences: list[tuple[float, float]] = []
+    """The longest times without a record, longest first."""
+
+
+class Lag(msgspec.Struct):
+    """How far someone is behind the end of a channel.
+
+    >>> Lag("ticks", "billing", 12, 3.5).records
+    12
+    """
+
+    channel: str
+    who: str
+    records: int
+    seconds: float | None = None
+
+
+class TopKey(msgspec.Struct):
+    """A key and how often it was written.
+
+    >>> TopKey("ticks", "devices/7", 12).count
+    12
+    """
+
+    channel: str
+    key: str
+    count: int
+
+
+class Report(msgspec.Struct, kw_only=True):
+    """Everything the page shows.
+
+    >>> Report(title="data", made=0.0).channels
+    []
+    """
+
+    title: str
+    made: float
+    slots: list[float] = []
+    """The middle of each slot of time, in seconds since 1970."""
+    slot_seconds: float = 1.0
+    channels: list[ChannelPart] = []
+    delays: list[tuple[float | None, float | None]] = []
+    """For each slot: how long after its event a record was written, the middle one and the 95th of a hundred."""
+    lags: list[Lag] = []
+    keys: list[TopKey] = []
+    checks: list[dict[str, object]] = []
+    """What ``audit_logs`` found, if it was asked."""
+
+
+def render(report: Report) -> str:
+    """Return the page.
+
+    >>> render(Report(title="data", made=0.0)).startswith("<!doctype html>")
+    True
+    """
+    shown = _shown(report.channels)
+    names = [name for name, _ in shown]
+    records = [
+        (name, [sum(part.slot_records[i] for part in parts) for i in range(len(report.slots))]) for name, parts in shown
+    ]
+    sizes = [
+        (name, [sum(part.slot_bytes[i] for part in parts) for i in range(len(report.slots))]) for name, parts in shown
+    ]
+    cards = [
+        _card("Records a second", f"a point every {short_seconds(report.slot_seconds)}", svg.lines(
+            report.slots, [(name, [value / report.slot_seconds for value in values]) for name, values in records],
+            label="records a second over time"), names),
+        _card("Bytes a second", "payload only", svg.lines(
+            report.slots, [(name, [value / report.slot_seconds for value in values]) for name, values in sizes],
+            form=short_bytes, label="bytes a second over time"), names),
+        _card("Payload sizes", "records, by the power of two the payload is below", _sizes(shown), names),
+        _keys(report.keys),
+        *_lag(report),
+        _silence(report),
+        *_checks(report.checks),
+        _table(report.channels),
+    ]  # fmt: skip
+    made = dt.datetime.fromtimestamp(report.made, dt.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<title>{escape(report.title)}</title><style>{STYLE}</style></head><body><main>"
+        f'<h1>{escape(report.title)}</h1><p class="note">made {made}; times are UTC</p>'
+        f'<div class="tiles">{_tiles(report)}</div><div class="cards">{"".join(filter(None, cards))}</div>'
+        "</main></body></html>\n"
+    )
+
+
+def _shown(channels: Sequence[ChannelPart]) -> list[tuple[str, list[ChannelPart]]]:
+    """Return the channels that are drawn, largest first, and the rest as one."""
+    ranked = sorted(channels, key=lambda part: -part.records)
+    shown = [(part.name, [part]) for part in ranked[:SHOWN]]
+    return [*shown, (OTHERS, ranked[SHOWN:])] if len(ranked) > SHOWN else shown
+
+
+def _tiles(report: Report) -> str:
+    parts = report.channels
+    times = [time for part in parts for time in (part.first_time, part.last_time) if time is not None]
+    longest = max((end - begin for part in parts for begin, end in part.silences), default=0.0)
+    behind = max((lag.records for lag in report.lags), default=0)
+    tiles = [
+        (number(len(parts)), "channels"),
+        (number(sum(part.records for part in parts)), "records"),
+        (short_bytes(sum(part.bytes for part in parts)), "of payload"),
+        (short_seconds(max(times) - min(times)) if times else "–", "from first to last"),
+        (short_seconds(longest) if longest else "–", "longest silence"),
+    ]
+    if report.lags:
+        tiles.append((number(behind), "records behind, at most"))
+    return "".join(f'<div class="tile"><b>{escape(value)}</b><span>{what}</span></div>' for value, what in tiles)
+
+
+def _card(title: str, note: str, body: str, legend: Sequence[str] = (), *, wide: bool = False) -> str:
+    keys = "".join(f'<span><i class="s{n % svg.COLOURS}"></i>{escape(name)}</span>' for n, name in enumerate(legend))
+    kind = "card wide" if wide else "card"
+    return (
+        f'<section class="{kind}"><h2>{escape(title)}</h2><p class="note">{escape(note)}</p>{body}'
+        + (f'<div class="legend">{keys}</div>' if len(legend) > 1 else "")
+        + "</section>"
+    )
+
+
+def _sizes(shown: Sequence[tuple[str, list[ChannelPart]]]) -> str:
+    powers = [power for _, parts in shown for part in parts for power in part.sizes]
+    reach = list(range(min(powers, default=0), max(powers, default=0) + 1))
+    series = [
+        (name, [float(sum(part.sizes.get(power, 0) for part in parts)) for power in reach]) for name, parts in shown
+    ]
+    return svg.columns([short_bytes(1 << power) for power in reach], series, label="records by size of payload")
+
+
+def _keys(keys: Sequence[TopKey]) -> str:
+    if not keys:
+        return ""
+    rows = [(item.key, float(item.count), f"{number(item.count)} · {item.channel}") for item in keys]
+    return _card("Top keys", "written most often", svg.bars(rows, label="keys written most often"))
+
+
+def _lag(report: Report) -> list[str]:
+    found = []
+    if report.lags:
+        rows = []
+        for lag in sorted(report.lags, key=lambda lag: -lag.records):
+            late = "" if not lag.seconds else f", {short_seconds(lag.seconds)}"
+            rows.append((f"{lag.who} · {lag.channel}", float(lag.records), f"{number(lag.records)}{late}"))
+        body = svg.bars(rows, label="records behind the end of the channel")
+        found.append(_card("Lag", "records between a cursor, or a table, and the end of its channel", body))
+    if any(middle is not None for middle, _ in report.delays):
+        series = [("middle", [middle for middle, _ in report.delays]), ("95 of 100", [far for _, far in report.delays])]
+        body = svg.lines(report.slots, series, form=short_seconds, label="delay over time")
+        found.append(
+            _card("Delay", "from the time of the event to the time it was written", body, ["middle", "95 of 100"])
+        )
+    return found
+
+
+def _silence(report: Report) -> str:
+    if not report.slots:
+        return ""
+    ranked = sorted(report.channels, key=lambda part: -part.records)[:40]
+    rows = [(part.name, [count > 0 for count in part.slot_records], part.silences) for part in ranked]
+    worst = sorted(
+        ((end - begin, part.name, begin) for part in report.channels for begin, end in part.silences), reverse=True
+    )[:3]
+    told = "; ".join(
+        f"{name} {short_seconds(length)} from {dt.datetime.fromtimestamp(begin, dt.UTC):%H:%M:%S}"
+        for length, name, begin in worst
+    )
+    note = f"when each channel was written to; longest: {told}" if told else "when each channel was written to"
+    return _card("Gaps", note, svg.strip(report.slots, rows, label="when each channel was written to"))
+
+
+def _checks(checks: Sequence[dict[str, object]]) -> list[str]:
+    if not checks:
+        return []
+    head = ("channel", "records", "gaps", "disorder", "back_in_time", "problems", "ok")
+    body = []
+    for check in checks:
+        problems = check["problems"]
+        assert isinstance(problems, list)
+        verdict = '<span class="good">whole</span>' if check["ok"] else '<span class="bad">broken</span>'
+        cells = [str(check[name]) for name in head[:5]] + ["<br>".join(map(escape, problems)) or "–"]
+        cells[0] = escape(cells[0])
+        body.append("".join(f"<td>{cell}</td>" for cell in [*cells, verdict]))
+    return [
+        _card("Checks", "every record read again", _grid([name.replace("_", " ") for name in head], body), wide=True)
+    ]
+
+
+def _table(channels: Sequence[ChannelPart]) -> str:
+    head = ("channel", "records", "payload", "mean", "largest", "kinds", "first", "last", "without a time")
+    body = []
+    for part in sorted(channels, key=lambda part: part.name):
+        cells = [
+            escape(part.name), f"{part.records:,}", short_bytes(part.bytes),
+            short_bytes(part.bytes / part.records) if part.records else "–", short_bytes(part.largest), str(part.kinds),
+            _moment(part.first_time), _moment(part.last_time), f"{part.timeless:,}",
+        ]  # fmt: skip
+        body.append("".join(f"<td>{cell}</td>" for cell in cells))
+    return _card("Channels", f"{len(channels)} in all", _grid(head, body), wide=True)
+
+
+def _grid(head: Sequence[str], rows: Sequence[str]) -> str:
+    top = "".join(f"<th>{name}</th>" for name in head)
+    body = "".join(f"<tr>{row}</tr>" for row in rows)
+    return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _moment(time: float | None) -> str:
+    return "–" if time is None else dt.datetime.fromtimestamp(time, dt.UTC).strftime("%Y-%m-%d %H:%M:%S")

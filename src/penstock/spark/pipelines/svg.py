@@ -1,0 +1,261 @@
+"""Small charts as SVG text: lines over time, stacked columns, bars, strips.  Pure: numbers in, markup out.
+
+Colours are CSS classes, so that one drawing serves light and dark; the page defines them.  Every mark has a title,
+which browsers show when the pointer rests on it.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+from collections.abc import Callable, Sequence
+from html import escape
+from typing import Final
+
+__all__ = ["bars", "columns", "lines", "number", "short_bytes", "short_seconds", "strip", "ticks", "time_ticks"]
+
+WIDTH: Final = 640
+HEIGHT: Final = 240
+LEFT, RIGHT, TOP, BOTTOM = 56, 12, 12, 28
+COLOURS: Final = 8
+STEPS: Final = (
+    0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600,
+    43200, 86400, 172800, 604800, 1209600, 2592000, 7776000, 31536000,
+)  # fmt: skip
+
+
+def number(value: float) -> str:
+    """Return a number as people read it.
+
+    >>> number(1234567), number(950), number(0.25)
+    ('1.23M', '950', '0.25')
+    """
+    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.3g}{unit}"
+    return f"{value:.3g}"
+
+
+def short_bytes(value: float) -> str:
+    """Return an amount of bytes.
+
+    >>> short_bytes(512), short_bytes(1536), short_bytes(5 << 30)
+    ('512 B', '1.5 KiB', '5 GiB')
+    """
+    for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if abs(value) >= 1 << power:
+            return f"{value / (1 << power):.3g} {unit}"
+    return f"{value:.3g} B"
+
+
+def short_seconds(value: float) -> str:
+    """Return a length of time.
+
+    >>> short_seconds(0.0005), short_seconds(75), short_seconds(90000)
+    ('500 µs', '1.2 min', '1 d')
+    """
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if abs(value) >= size:
+            return f"{value / size:.2g} {unit}" if value / size < 100 else f"{value / size:.0f} {unit}"
+    return "0 s" if not value else f"{value * 1e9:.0f} ns"
+
+
+def ticks(top: float, count: int = 4) -> list[float]:
+    """Return round values from 0 to at least ``top``.
+
+    >>> ticks(7), ticks(0)
+    ([0.0, 2.0, 4.0, 6.0, 8.0], [0.0, 1.0])
+    """
+    if top <= 0:
+        return [0.0, 1.0]
+    raw = top / count
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw * 0.999)
+    return [step * index for index in range(math.ceil(top / step - 1e-9) + 1)]
+
+
+def time_ticks(low: float, high: float, count: int = 6) -> list[tuple[float, str]]:
+    """Return moments between two times in seconds since 1970, with their labels.
+
+    >>> time_ticks(0, 3600, 4)
+    [(0, '00:00'), (900, '00:15'), (1800, '00:30'), (2700, '00:45'), (3600, '01:00')]
+    """
+    span = max(high - low, 1e-6)
+    step = next((step for step in STEPS if span / step <= count), STEPS[-1])
+    form = "%Y-%m-%d" if step >= 86400 else "%H:%M" if step >= 60 else "%H:%M:%S"
+    first = math.ceil(low / step - 1e-9)
+    found: list[tuple[float, str]] = []
+    while first * step <= high + 1e-9 and len(found) <= count:
+        moment = dt.datetime.fromtimestamp(first * step, dt.UTC)
+        label = moment.strftime(form) + (f".{moment.microsecond // 1000:03d}" if step < 1 else "")
+        found.append((first * step, label))
+        first += 1
+    return found
+
+
+def lines(
+    slots: Sequence[float],
+    series: Sequence[tuple[str, Sequence[float | None]]],
+    *,
+    form: Callable[[float], str] = number,
+    label: str = "",
+) -> str:
+    """Draw lines over time: ``slots`` are moments, each series a name and its values; None leaves a hole."""
+    top = max((value for _, values in series for value in values if value is not None), default=0.0)
+    marks = ticks(top)
+    across, up = _across(slots[0], slots[-1]) if slots else _across(0, 1), _up(marks[-1])
+    parts = [_frame(marks, up, form), _time_axis(slots, across)]
+    for index, (name, values) in enumerate(series):
+        pieces: list[list[str]] = [[]]
+        for moment, value in zip(slots, values, strict=True):
+            if value is None:
+                pieces.append([])
+            else:
+                pieces[-1].append(f"{across(moment):.1f},{up(value):.1f}")
+        for piece in filter(None, pieces):
+            drawn = " ".join(piece if len(piece) > 1 else piece * 2)
+            parts.append(
+                f'<polyline class="line s{index % COLOURS}" points="{drawn}"><title>{escape(name)}</title></polyline>'
+            )
+    width = (WIDTH - LEFT - RIGHT) / max(len(slots), 1)
+    for place, moment in enumerate(slots):
+        when = dt.datetime.fromtimestamp(moment, dt.UTC).strftime("%Y-%m-%d %H:%M:%S")
+        told = [f"{name}: {form(value)}" for name, values in series if (value := values[place]) is not None]
+        parts.append(
+            f'<rect class="hit" x="{across(moment) - width / 2:.1f}" y="{TOP}" width="{width:.1f}" '
+            f'height="{HEIGHT - TOP - BOTTOM}"><title>{escape(chr(10).join([when, *told]))}</title></rect>'
+        )
+    return _svg(parts, HEIGHT, label)
+
+
+def columns(
+    names: Sequence[str],
+    series: Sequence[tuple[str, Sequence[float]]],
+    *,
+    form: Callable[[float], str] = number,
+    label: str = "",
+) -> str:
+    """Draw stacked columns: ``names`` stand below, each series a name and a value for each column."""
+    totals = [sum(values[place] for _, values in series) for place in range(len(names))]
+    marks = ticks(max(totals, default=0.0))
+    up, step = _up(marks[-1]), (WIDTH - LEFT - RIGHT) / max(len(names), 1)
+    parts = [_frame(marks, up, form)]
+    every = max(1, math.ceil(len(names) / 10))
+    for place, name in enumerate(names):
+        base, x = 0.0, LEFT + place * step
+        for index, (told, values) in enumerate(series):
+            if values[place] <= 0:
+                continue
+            y, bottom = up(base + values[place]), up(base)
+            told = escape(f"{name}, {told}: {form(values[place])}")
+            parts.append(
+                f'<rect class="fill s{index % COLOURS}" x="{x + 1:.1f}" y="{y:.1f}" width="{max(step - 2, 1):.1f}" '
+                f'height="{max(bottom - y, 0.5):.1f}"><title>{told}</title></rect>'
+            )
+            base += values[place]
+        if place % every == 0:
+            parts.append(f'<text class="tick mid" x="{x + step / 2:.1f}" y="{HEIGHT - 10}">{escape(name)}</text>')
+    return _svg(parts, HEIGHT, label)
+
+
+def bars(rows: Sequence[tuple[str, float, str]], *, label: str = "") -> str:
+    """Draw one bar a row: its name, its length, and what stands at its end."""
+    top = max((value for _, value, _ in rows), default=0.0) or 1.0
+    left, right, high = 190, 110, 24
+    parts = []
+    for place, (name, value, said) in enumerate(rows):
+        y = place * high
+        width = (WIDTH - left - right) * value / top
+        shown = name if len(name) <= 28 else name[:27] + "…"
+        parts.append(
+            f'<text class="name end" x="{left - 8}" y="{y + 16}">{escape(shown)}<title>{escape(name)}</title></text>'
+        )
+        parts.append(
+            f'<rect class="fill s0" x="{left}" y="{y + 4}" width="{max(width, 1.5):.1f}" height="{high - 8}" rx="2">'
+            f"<title>{escape(f'{name}: {said}')}</title></rect>"
+        )
+        parts.append(f'<text class="tick" x="{left + max(width, 1.5) + 6:.1f}" y="{y + 16}">{escape(said)}</text>')
+    return _svg(parts, max(len(rows) * high, high), label)
+
+
+def strip(
+    slots: Sequence[float],
+    rows: Sequence[tuple[str, Sequence[bool], Sequence[tuple[float, float]]]],
+    *,
+    label: str = "",
+) -> str:
+    """Draw when each row was heard: its name, whether in each slot, and its silences as (from, to)."""
+    left, high = 190, 24
+    across = _across(slots[0], slots[-1], left) if slots else _across(0, 1, left)
+    width = (WIDTH - left - RIGHT) / max(len(slots) - 1, 1)
+    parts = []
+    for place, (name, heard, silences) in enumerate(rows):
+        y = place * high
+        shown = name if len(name) <= 28 else name[:27] + "…"
+        parts.append(
+            f'<text class="name end" x="{left - 8}" y="{y + 16}">{escape(shown)}<title>{escape(name)}</title></text>'
+        )
+        parts.append(
+            f'<rect class="quiet" x="{left}" y="{y + 5}" width="{WIDTH - left - RIGHT}" height="{high - 10}"/>'
+        )
+        for start, stop in _runs(heard):
+            x = max(across(slots[start]) - width / 2, left)
+            until = min(across(slots[stop - 1]) + width / 2, WIDTH - RIGHT)
+            parts.append(
+                f'<rect class="fill s0" x="{x:.1f}" y="{y + 5}" width="{max(until - x, 1):.1f}" height="{high - 10}"/>'
+            )
+        for begin, end in silences:
+            told = f"{name}: nothing for {short_seconds(end - begin)}"
+            x = min(max(across(begin), left), WIDTH - RIGHT)
+            until = min(max(across(end), left), WIDTH - RIGHT)
+            parts.append(
+                f'<rect class="hit" x="{x:.1f}" y="{y}" width="{max(until - x, 2):.1f}" height="{high}">'
+                f"<title>{escape(told)}</title></rect>"
+            )
+    bottom = len(rows) * high
+    for moment, text in time_ticks(slots[0], slots[-1], 5) if slots else []:
+        parts.append(f'<text class="tick mid" x="{across(moment):.1f}" y="{bottom + 16}">{text}</text>')
+    return _svg(parts, bottom + 24, label)
+
+
+def _runs(heard: Sequence[bool]) -> list[tuple[int, int]]:
+    runs: list[tuple[int, int]] = []
+    for place, value in enumerate(heard):
+        if value and runs and runs[-1][1] == place:
+            runs[-1] = (runs[-1][0], place + 1)
+        elif value:
+            runs.append((place, place + 1))
+    return runs
+
+
+def _across(low: float, high: float, left: float = LEFT) -> Callable[[float], float]:
+    span = (high - low) or 1.0
+    return lambda value: left + (WIDTH - left - RIGHT) * (value - low) / span
+
+
+def _up(top: float) -> Callable[[float], float]:
+    return lambda value: HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * value / top
+
+
+def _frame(marks: Sequence[float], up: Callable[[float], float], form: Callable[[float], str]) -> str:
+    return "".join(
+        f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{up(mark):.1f}" y2="{up(mark):.1f}"/>'
+        f'<text class="tick end" x="{LEFT - 6}" y="{up(mark) + 4:.1f}">{escape(form(mark))}</text>'
+        for mark in marks
+    )
+
+
+def _time_axis(slots: Sequence[float], across: Callable[[float], float]) -> str:
+    if not slots:
+        return ""
+    return "".join(
+        f'<text class="tick mid" x="{min(max(across(moment), LEFT), WIDTH - 32):.1f}" y="{HEIGHT - 10}">{text}</text>'
+        for moment, text in time_ticks(slots[0], slots[-1])
+    )
+
+
+def _svg(parts: Sequence[str], height: float, label: str) -> str:
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(label)}" '
+        f'xmlns="http://www.w3.org/2000/svg">{"".join(parts)}</svg>'
+    )

@@ -1,0 +1,124 @@
+"""The page of the report: one file, well formed, that shows what it was given."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from xml.etree import ElementTree as ET
+
+from penstock.spark.pipelines import svg
+from penstock.spark.pipelines.page import OTHERS, ChannelPart, Lag, Report, TopKey, render
+
+VOID = {"meta", "br"}
+
+
+class Outline(HTMLParser):
+    """Checks that every element is closed, and keeps the text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.text: list[str] = []
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.links += [value or "" for name, value in attrs if name in ("src", "href")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        pass
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def report(channels: int = 3, slots: int = 10) -> Report:
+    parts = [
+        ChannelPart(
+            f"site/<{n}>", records=slots * (n + 1), bytes=1000, kinds=1, largest=99, first_time=0.0, last_time=100.0,
+            slot_records=[n + 1] * slots, slot_bytes=[100] * slots, sizes={3: slots, 5: n},
+            silences=[(10.0, 40.0)] if not n else [],
+        )
+        for n in range(channels)
+    ]  # fmt: skip
+    return Report(
+        title="a & b",
+        made=1e9,
+        slots=[10.0 * n for n in range(slots)],
+        slot_seconds=10,
+        channels=parts,
+        delays=[(None, None), *[(0.1, 0.5)] * (slots - 1)],
+        lags=[Lag("site/<0>", "billing", 12, 3.5)],
+        keys=[TopKey("site/<0>", "devices/<7>", 9)],
+        checks=[
+            {
+                "channel": "x",
+                "records": 3,
+                "gaps": 1,
+                "disorder": 0,
+                "back_in_time": 0,
+                "problems": ["a<b"],
+                "ok": False,
+            }
+        ],
+    )
+
+
+def read(page: str) -> Outline:
+    outline = Outline()
+    outline.feed(page)
+    outline.close()
+    assert outline.open == []
+    return outline
+
+
+def test_a_page_is_whole_shows_what_it_was_given_and_asks_for_nothing_else() -> None:
+    page = render(report())
+    outline = read(page)
+    text = " ".join(outline.text)
+    for shown in ("a & b", "site/<2>", "devices/<7>", "billing · site/<0>", "a<b", "30 s", "Delay", "broken"):
+        assert shown in text, shown
+    assert outline.links == []
+    assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
+    assert "prefers-color-scheme:dark" in page
+
+
+def test_every_drawing_is_xml_and_stays_in_its_box() -> None:
+    drawings = re.findall(r"<svg.*?</svg>", render(report()), re.DOTALL)
+    assert len(drawings) == 7
+    for drawing in drawings:
+        root = ET.fromstring(drawing)
+        width, height = map(float, root.attrib["viewBox"].split()[2:])
+        for mark in root.iter("{http://www.w3.org/2000/svg}rect"):
+            x, y, wide, high = (float(mark.attrib[name]) for name in ("x", "y", "width", "height"))
+            middle = mark.attrib["class"] == "hit"  # those of a line reach half a slot to both sides
+            assert -40 * middle <= x <= x + wide <= width + 40 * middle
+            assert 0 <= y <= y + high <= height
+        for line in root.iter("{http://www.w3.org/2000/svg}polyline"):
+            for point in line.attrib["points"].split():
+                x, y = map(float, point.split(","))
+                assert 0 <= x <= width
+                assert 0 <= y <= height
+
+
+def test_many_channels_are_drawn_as_few() -> None:
+    page = render(report(channels=30))
+    assert OTHERS in read(page).text
+    assert page.count("<polyline") == 2 * 8 + 2  # two charts of rates, and two lines of delay
+
+
+def test_an_empty_report_is_a_page() -> None:
+    assert "no such" not in " ".join(read(render(Report(title="nothing", made=0.0))).text)
+    assert read(render(Report(title="t", made=0.0, channels=[ChannelPart("empty")]))).open == []
+
+
+def test_times_and_amounts_are_round() -> None:
+    assert svg.ticks(0.9) == [0.0, 0.25, 0.5, 0.75, 1.0]
+    assert [label for _, label in svg.time_ticks(0, 0.01, 2)] == ["00:00:00.000", "00:00:00.005", "00:00:00.010"]
+    assert [label for _, label in svg.time_ticks(0, 10 * 86400, 3)][1] == "1970-01-08"
+    assert svg.short_seconds(2e-9) == "2 ns"
+    assert svg.short_seconds(0) == "0 s"
