@@ -70,6 +70,7 @@ def demo(
     report.parent.mkdir(parents=True, exist_ok=True)
     folder = tempfile.mkdtemp(prefix="penstock-demo-")
     begin = time.monotonic()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended then too
     try:
         show = Demo(folder, readings, str(report))
         show.run()
