@@ -92,7 +92,6 @@ def test_pipeline_run_takes_a_function_to_a_cluster(channels: Path, cluster: Spa
 
 @pytest.mark.timeout(1800)
 def test_spark_connect_reads_channels_and_writes_the_lake(channels: Path, tmp_path: Path) -> None:
-    pytest.importorskip("grpc", reason="needs pip install 'penstock[connect]'")
     with ConnectServer(str(tmp_path / "server")) as server:
         rows = penstock("pipeline", "run", "_job:digest", str(channels), "--master", server.url, "--json")
         assert {row["channel"]: row["records"] for row in rows} == dict.fromkeys(SITES, RECORDS)

@@ -52,8 +52,6 @@ def copied():
 def test_declarative_pipelines_use_source_and_sink(tmp_path: Path, long_run: bool) -> None:
     if not long_run:
         pytest.skip("takes JVMs of its own: runs with --long")
-    pytest.importorskip("grpc", reason="needs pip install 'penstock[connect]'")
-    pytest.importorskip("yaml", reason="needs pip install 'penstock[connect]'")
     (tmp_path / "channels").mkdir()
     with Writer.open(tmp_path / "channels" / "ticks") as writer:
         writer.append_many([b"%d" % n for n in range(1000)], kind=[n % 2 for n in range(1000)], timestamp_ns=7)

@@ -7,14 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[3]
 
 
 def test_the_benchmark_runs(tmp_path: Path) -> None:
-    pytest.importorskip("persistqueue")
-    pytest.importorskip("diskcache")
     command = [sys.executable, str(ROOT / "bench" / "filechannel.py"), "--quick", "--json"]
     rows = json.loads(subprocess.run(command, capture_output=True, check=True, cwd=tmp_path).stdout)
     queues = {row["queue"] for row in rows[:-1]}
