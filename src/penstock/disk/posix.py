@@ -17,6 +17,7 @@ from io import UnsupportedOperation
 from types import TracebackType
 from typing import Self
 
+from penstock import kernel
 from penstock.disk.face import Stat
 from penstock.errors import LockedError
 from penstock.kernel import Mapping
@@ -123,6 +124,11 @@ class PosixFile:
 
     def allocate(self, offset: int, length: int) -> None:
         """Give those bytes room on the device, or fail and change nothing."""
+        if kernel.native and sys.platform == "linux":
+            failed = kernel.ahead.give_room(self.fd, offset, length)
+            if failed:
+                raise OSError(failed, os.strerror(failed), self.path)
+            return
         size = os.fstat(self.fd).st_size
         if not hasattr(os, "posix_fallocate"):  # macOS
             os.ftruncate(self.fd, max(size, offset + length))

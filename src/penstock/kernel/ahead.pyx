@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""Room made ahead: the next piece of a growing file gets its blocks and its pages on a thread of its own.
+"""Room for a growing file, and room made ahead: the next piece gets its blocks and its pages on a thread of its own.
 
 Handing out zeroed pages and mapping them is most of what a mapped log costs; a second core can do it while the writer fills the
 pages it has.  ``run`` is that thread: it never takes the GIL between two pieces, so a busy interpreter does not hold it up.
@@ -16,16 +16,51 @@ cdef extern from *:
     #include <sys/mman.h>
     #include <sys/stat.h>
     #include <unistd.h>
+    #ifdef __linux__
+    #include <sys/vfs.h>
     #define PK_POPULATE_WRITE 23 /* MADV_POPULATE_WRITE, Linux 5.14; changes no byte */
+
+    /* Whether bytes that were written once have room for good: these write over them in place. */
+    static int pk_in_place(int fd) {
+        struct statfs found;
+        if (fstatfs(fd, &found)) return 0;
+        return found.f_type == 0xEF53 /* ext */ || found.f_type == 0x58465342 /* xfs */ || found.f_type == 0x01021994; /* tmpfs */
+    }
+
+    static int pk_write_zeros(int fd, long long offset, long long length) {
+        static const unsigned char zeros[1 << 18];
+        while (length > 0) {
+            ssize_t done = pwrite(fd, zeros, length < (long long)sizeof zeros ? (size_t)length : sizeof zeros, offset);
+            if (done < 0 && errno == EINTR) continue;
+            if (done <= 0) return done ? errno : ENOSPC;
+            offset += done;
+            length -= done;
+        }
+        return 0;
+    }
+    #endif
+
+    /* Returns 0, or an error number and then nothing was changed. */
+    static int pk_give_room(int fd, long long offset, long long length) {
+    #ifdef __linux__
+        struct stat before;
+        int failed;
+        if (fstat(fd, &before)) return errno;
+        if (before.st_size == offset && pk_in_place(fd)) failed = pk_write_zeros(fd, offset, length);
+        else failed = posix_fallocate(fd, offset, length);
+        if (failed && ftruncate(fd, before.st_size)) {}
+        return failed;
+    #else
+        (void)fd; (void)offset; (void)length;
+        return ENOSYS;
+    #endif
+    }
+
     /* 0: nothing was changed; 1: the file has the bytes; 2: and their pages are mapped */
     static int pk_make_room(int fd, long long offset, long long length, unsigned char *at) {
     #ifdef __linux__
         struct stat before;
-        if (fstat(fd, &before) || before.st_size != offset) return 0;
-        if (posix_fallocate(fd, offset, length)) {
-            if (ftruncate(fd, before.st_size)) {}
-            return 0;
-        }
+        if (fstat(fd, &before) || before.st_size != offset || pk_give_room(fd, offset, length)) return 0;
         return madvise(at, (size_t)length, PK_POPULATE_WRITE) ? 1 : 2;
     #else
         (void)fd; (void)offset; (void)length; (void)at;
@@ -43,6 +78,7 @@ cdef extern from *:
     int pthread_cond_init(pthread_cond_t *changed, void *how) nogil
     int pthread_cond_wait(pthread_cond_t *changed, pthread_mutex_t *lock) nogil
     int pthread_cond_broadcast(pthread_cond_t *changed) nogil
+    int pk_give_room(int fd, long long offset, long long length) nogil
     int make_room "pk_make_room"(int fd, long long offset, long long length, unsigned char *at) nogil
 
 cdef enum:
@@ -50,6 +86,19 @@ cdef enum:
     ASKED = 1
     WORKING = 2
     ENDED = 3
+
+
+def give_room(int fd, long long offset, long long length):
+    """Give those bytes of a file room on the device; return 0, or an error number and nothing was changed.
+
+    Where a file grows on a file system that overwrites in place, zeros are written: they are in the page cache then, and
+    storing to them through a mapping asks the file system for nothing.  Elsewhere, and for holes, it is fallocate, which
+    also holds where writing again needs new room (copy on write).
+    """
+    cdef int failed
+    with nogil:
+        failed = pk_give_room(fd, offset, length)
+    return failed
 
 
 cdef class Ahead:
