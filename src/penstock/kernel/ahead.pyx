@@ -27,8 +27,10 @@ cdef extern from *:
         return found.f_type == 0xEF53 /* ext */ || found.f_type == 0x58465342 /* xfs */ || found.f_type == 0x01021994; /* tmpfs */
     }
 
+    /* The size changes at once: whoever looks at the file meanwhile finds whole pieces. */
     static int pk_write_zeros(int fd, long long offset, long long length) {
         static const unsigned char zeros[1 << 18];
+        if (ftruncate(fd, offset + length)) return errno;
         while (length > 0) {
             ssize_t done = pwrite(fd, zeros, length < (long long)sizeof zeros ? (size_t)length : sizeof zeros, offset);
             if (done < 0 && errno == EINTR) continue;

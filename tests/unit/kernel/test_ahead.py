@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import sys
 import threading
 from collections.abc import Iterator
@@ -11,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from penstock.kernel import Mapping
-from penstock.kernel.ahead import Ahead
+from penstock.kernel.ahead import Ahead, give_room
 
 pytestmark = [
     pytest.mark.timeout(60),
@@ -94,3 +96,33 @@ def test_after_its_end_it_does_nothing(tmp_path: Path) -> None:
         ahead.ask(file.fileno(), 0, Mapping(file.fileno(), 0, PIECE, True), 0, PIECE)
         assert ahead.settle() == 0
     ahead.run()  # returns at once
+
+
+def test_who_looks_while_room_is_given_finds_whole_pieces(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("w+b") as file:
+        sizes, done = set(), threading.Event()
+
+        def look() -> None:
+            while not done.is_set():
+                sizes.add(os.fstat(file.fileno()).st_size)
+
+        thread = threading.Thread(target=look)
+        thread.start()
+        for number in range(50):
+            assert give_room(file.fileno(), number * PIECE, PIECE) == 0
+        done.set()
+        thread.join()
+        assert {size % PIECE for size in sizes} == {0}
+
+
+def test_room_that_cannot_be_had_changes_nothing(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with (tmp_path / "file").open("w+b") as file:
+        file.write(b"here")
+        file.flush()
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (PIECE, hard))
+            assert give_room(file.fileno(), 4, 2 * PIECE) == errno.EFBIG
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (tmp_path / "file").read_bytes() == b"here"
