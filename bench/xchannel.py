@@ -485,7 +485,7 @@ def flat_memory(folder: str, total_bytes: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a smoke run of a few seconds; its figures mean little")
-    parser.add_argument("--folder", default="/dev/shm" if os.path.isdir("/dev/shm") else None)
+    parser.add_argument("--folder", help="where the channels are; the temporary folder if not given")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     quick = options.quick
