@@ -38,8 +38,8 @@ __all__ = ["ChannelManager"]
 _log = logging.getLogger(__name__)
 
 LOCK = "penstock-channels-lock"
-SAVING_THREADS = 16
-"""How many threads share the saves that wait together."""
+SAVING_THREADS = 1
+"""How many threads share the saves that wait together: one, which does them side by side below Python."""
 
 
 class ChannelManager(Handle):

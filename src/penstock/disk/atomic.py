@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Sequence
 from io import UnsupportedOperation
 from typing import NamedTuple
 
+from penstock import kernel
 from penstock.disk.face import Disk, File
-from penstock.disk.posix import folder_of
+from penstock.disk.posix import PosixDisk, folder_of
 
 __all__ = ["Replacement", "save_atomically", "save_many_atomically"]
 
@@ -53,9 +55,9 @@ def save_atomically(disk: Disk, path: str, data: bytes, *, temporary: str | None
 def save_many_atomically(disk: Disk, saves: Sequence[Replacement]) -> list[OSError | None]:
     """Replace many files, each as ``save_atomically`` does; return what each failed with, or None.
 
-    They go step by step together: all temporaries are written, then all are synced, then all are renamed, then
-    all folders are synced.  A file system with a journal commits it at the first sync of a step, and with it what
-    the others wait for.  One that fails takes no further step and keeps none of the others from theirs.
+    On a real disk they go side by side, each in its own order (``kernel/saves``).  Elsewhere they go step by step: all
+    temporaries are written, then all are synced, then all are renamed, then all folders are synced.  One that fails
+    takes no further step and keeps none of the others from theirs.
 
     >>> from penstock.disk import MemoryDisk
     >>> disk = MemoryDisk()
@@ -64,6 +66,8 @@ def save_many_atomically(disk: Disk, saves: Sequence[Replacement]) -> list[OSErr
     >>> disk.list(".")
     ['a']
     """
+    if len(saves) > 1 and isinstance(disk, PosixDisk) and kernel.native:
+        return _save_side_by_side(saves)
     errors: list[OSError | None] = [None] * len(saves)
     files: dict[int, File] = {}  # those that are not renamed yet
 
@@ -105,6 +109,18 @@ def save_many_atomically(disk: Disk, saves: Sequence[Replacement]) -> list[OSErr
             give_up(index)
         raise
     return errors
+
+
+def _save_side_by_side(saves: Sequence[Replacement]) -> list[OSError | None]:
+    name = os.fsencode
+    given = [
+        (name(save.path), name(save.temporary), name(save.spare), name(folder_of(save.path)), save.data, save.reuse)
+        for save in saves
+    ]
+    return [
+        OSError(failed, os.strerror(failed), save.path) if failed else None
+        for save, failed in zip(saves, kernel.saves.save_many(given), strict=True)
+    ]
 
 
 def _file_for(disk: Disk, save: Replacement) -> File:

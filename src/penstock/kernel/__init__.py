@@ -41,7 +41,7 @@ reason = ""
 
 if not TYPE_CHECKING:
     try:
-        from penstock.kernel import ahead as ahead  # it and xchannelwrite have no twin
+        from penstock.kernel import ahead as ahead  # it, saves and xchannelwrite have no twin
         from penstock.kernel import (
             envelope,
             filechannel,
@@ -54,6 +54,7 @@ if not TYPE_CHECKING:
             xchannel,
             xchannelwrite,
         )
+        from penstock.kernel import saves as saves
     except ImportError as exc:
         native = False
         reason = f"the compiled kernel is not installed ({exc})"
@@ -69,6 +70,7 @@ if not TYPE_CHECKING:
             xchannel,
         )
 else:
+    from penstock.kernel import ahead as ahead  # only the compiled kernel has these
     from penstock.kernel import (
         envelope,
         filechannel,
@@ -80,9 +82,8 @@ else:
         pgss,
         xchannel,
     )
-    from penstock.kernel import (
-        xchannelwrite as xchannelwrite,  # only the compiled kernel writes
-    )
+    from penstock.kernel import saves as saves
+    from penstock.kernel import xchannelwrite as xchannelwrite
 
 Mapping = maps.Mapping
 Cursor = xchannel.Cursor
