@@ -17,6 +17,7 @@ from penstock.errors import OptionsError, PenstockError, ReplacedError
 from penstock.fold import follow
 from penstock.log.detect import open_log
 from penstock.log.envelope import CONTENT, Envelope, encode_envelope
+from penstock.log.filechannel import ChannelOptions, FileChannel
 from penstock.log.messagelog import MessageLog
 from penstock.log.xchannel import Writer
 from penstock.spark import lake
@@ -203,3 +204,14 @@ def test_old_rows_leave_a_table(spark: Any, tmp_path: Path) -> None:
     assert not lake.append(frame, table, app="a", batch=0)  # the table still knows its batches
     with pytest.raises(OptionsError, match="no column when"):
         compact(table, keep_days=1, time_column="when")
+
+
+def test_the_time_of_the_event_stands_in_where_a_queue_keeps_none(spark: Any, tmp_path: Path) -> None:
+    start = 1_700_000_000 * SECOND
+    (tmp_path / "in").mkdir()
+    with FileChannel.open(tmp_path / "in" / "east", ChannelOptions(content=CONTENT)) as channel:
+        envelopes = [Envelope(b"a", b"x", event_time_ns=start + n * SECOND) for n in range(10)]
+        channel.append_many([encode_envelope(envelope) for envelope in [*envelopes, Envelope(b"a", b"x")]])
+    (east,) = write_report(spark, str(tmp_path / "in"), str(tmp_path / "report.html")).channels
+    assert (east.first_time, east.last_time, east.timeless) == (1_700_000_000.0, 1_700_000_009.0, 1)
+    assert sum(east.slot_records) == 10

@@ -85,6 +85,7 @@ def write_report(
 
 def gather(frame: DataFrame, *, title: str = "channels") -> Report:
     """Add up what a page shows of a DataFrame of records."""
+    frame = _timed(frame)
     parts: dict[str, ChannelPart] = {}
     kinds: dict[str, set[int | None]] = {}
     for row in _by_size(frame).collect():
@@ -105,6 +106,16 @@ def gather(frame: DataFrame, *, title: str = "channels") -> Report:
     _add_times(frame, found)
     found.keys = _top_keys(frame)
     return found
+
+
+def _timed(frame: DataFrame) -> DataFrame:
+    """Let the time of the event stand in where a format keeps none of its own, as queues do."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    if "event_time_ns" not in frame.columns:
+        return frame
+    event = F.when(F.col("event_time_ns") > 0, F.timestamp_micros(F.expr("event_time_ns div 1000")))
+    return frame.withColumn("timestamp", F.coalesce("timestamp", event))
 
 
 def _by_size(frame: DataFrame) -> DataFrame:
