@@ -21,7 +21,7 @@ from penstock.channels.counts import timed
 from penstock.channels.store import ChannelStore, channel_hash
 from penstock.disk import Disk
 from penstock.disk.commit import GROUP, Committer
-from penstock.errors import CorruptionError
+from penstock.errors import ClosedError, CorruptionError
 from penstock.log.messagelog import MessageLog, MessageLogOptions, MessageLogReader
 from penstock.log.messagelog.fifo_cursor import load_cursor, save_cursor
 from penstock.log.messagelog.format import ENTRY_OVERHEAD, MAX_SENDER_BYTES
@@ -172,7 +172,7 @@ class ChannelFiles:
             case d.Reopen():
                 self._reopen(step)
             case _:
-                raise NotImplementedError(step)
+                raise TypeError(f"no such step: {step}")
         return None
 
     # --- The log
@@ -259,7 +259,7 @@ class ChannelFiles:
 
     def _need_log(self) -> MessageLog:
         if self._log is None:
-            raise NotImplementedError(f"channel {self.handler}: the log is not open")
+            raise ClosedError(f"channel {self.handler}: its log is not open")
         return self._log
 
     # --- The queue
