@@ -69,14 +69,14 @@ async def fold(bucket: NatsKvStore, store: Any = None) -> int:
     return found
 
 
-async def hydrate_plain(connection: NatsConnection, bucket: NatsKvStore) -> int:
+async def hydrate_plain(connection: NatsConnection, bucket: NatsKvStore, count: int) -> int:
     plain = await connection.client.jetstream().key_value(bucket.name)
     watcher = await plain.watchall()
     found = 0
     async for entry in watcher:
-        if entry is None:
+        found += entry is not None  # None ends the keys there are, but may come first where they arrive very fast
+        if found == count:
             break
-        found += 1
     await watcher.stop()
     return found
 
@@ -92,7 +92,7 @@ async def hydration(connection: NatsConnection, bucket: NatsKvStore, count: int,
         **{f"watch_applied into {engine}": lambda engine=engine: into(engine) for engine in ENGINES},
         "scan": bucket.reader.scan,
         "keys": bucket.reader.keys,
-        "nats-py watchall, objects": lambda: hydrate_plain(connection, bucket),
+        "nats-py watchall, objects": lambda: hydrate_plain(connection, bucket, count),
     }
     rates = {}
     for name, run in work.items():

@@ -11,9 +11,12 @@ cache warm, first on one core and then on two.
 from __future__ import annotations
 
 import argparse
+import glob
 import json
+import mmap
 import os
 import shutil
+import struct
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +25,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql.datasource import DataSource, DataSourceReader
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 import _table
 from penstock.log.detect import open_log
@@ -33,24 +36,58 @@ from penstock.spark.source import PenstockSource
 
 LETTERS = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_", np.uint8)
 LONG_SECONDS = 5.0
+HEADER = struct.Struct("<BBHIQ")
+NARROW = "position long, payload binary"
 AGGREGATE = ("count(*)", "sum(length(payload))", "max(position)")
 
 
 class RowSource(DataSource):
-    """The same spans, but one Python tuple a record."""
+    """A source as one writes it without penstock: a task a file, header after header, a tuple a record."""
 
     @classmethod
     def name(cls) -> str:
         return "rows"
 
     def schema(self) -> str:
-        return "position long, payload binary"
+        return NARROW
 
     def reader(self, schema: Any) -> Any:
-        return RowReader(dict(self.options))
+        return RowReader(self.options["path"])
 
 
 class RowReader(DataSourceReader):
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def partitions(self) -> list[InputPartition]:
+        numbered = [name for name in glob.glob(f"{self.path}.*") if name.rpartition(".")[2].isdigit()]
+        return [InputPartition(path) for path in [self.path, *numbered]]
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[int, bytes]]:
+        number = partition.value.removeprefix(self.path).lstrip(".") or "0"
+        base, at = int(number) << 40, 0
+        with open(partition.value, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as data:
+            while True:
+                committed, kind, _, length, _ = HEADER.unpack_from(data, at)
+                if not committed or kind == 3:
+                    return
+                if kind == 1:
+                    yield base + at, data[at + 16 : at + 16 + length]
+                at += (16 + length + 7) & ~7
+
+
+class BatchRowSource(RowSource):
+    """The same with penstock's own reader, whose batches come from the kernel; still a tuple a record."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "batchrows"
+
+    def reader(self, schema: Any) -> Any:
+        return BatchRowReader(dict(self.options))
+
+
+class BatchRowReader(DataSourceReader):
     def __init__(self, options: dict[str, str]) -> None:
         self.inner = PenstockSource(options).reader(_struct())
 
@@ -128,6 +165,7 @@ def paths(spark: Any, made: dict[str, Any]) -> dict[str, Callable[[], Any]]:
     """Return what is measured: a name and the work."""
     folder, channel = made["folder"], made["channel"]
     spark.dataSource.register(RowSource)
+    spark.dataSource.register(BatchRowSource)
 
     def aggregate(frame: Any) -> Any:
         return frame.selectExpr(*AGGREGATE).collect()
@@ -150,10 +188,9 @@ def paths(spark: Any, made: dict[str, Any]) -> dict[str, Callable[[], Any]]:
         path = fresh()
         wait(lake.ingest(spark, channel, path, f"{path}-checkpoint"))
 
-    narrow = "position long, payload binary"
     json_schema = "position long, kind int, payload string"
     return {
-        "penstock → aggregate": lambda: aggregate(spark.read.format("penstock").schema(narrow).load(channel)),
+        "penstock → aggregate": lambda: aggregate(spark.read.format("penstock").schema(NARROW).load(channel)),
         "penstock, all columns → aggregate": lambda: aggregate(spark.read.format("penstock").load(channel)),
         "Parquet zstd → aggregate": lambda: aggregate(spark.read.parquet(f"{folder}/zstd")),
         "Parquet uncompressed → aggregate": lambda: aggregate(spark.read.parquet(f"{folder}/none")),
@@ -165,6 +202,9 @@ def paths(spark: Any, made: dict[str, Any]) -> dict[str, Callable[[], Any]]:
             .where("length > 100000").selectExpr("sum(length(content))").collect()
         ),
         "Python rows → aggregate": lambda: aggregate(spark.read.format("rows").load(channel)),
+        "Python rows of penstock's batches → aggregate": lambda: aggregate(
+            spark.read.format("batchrows").load(channel)
+        ),
         "penstock → lake (fused)": lambda: lake.ingest_once(spark, channel, fresh(), app="bench", batch=0),
         "penstock → Parquet zstd by Spark": lambda: spark.read.format("penstock").load(channel).write.parquet(fresh()),
         "Parquet zstd → Parquet zstd": lambda: spark.read.parquet(f"{folder}/zstd").write.parquet(fresh()),
@@ -184,6 +224,12 @@ RATIOS = (
     ("scan against text lines", "penstock → aggregate", "text lines → sum(length)", {}),
     ("scan against binaryFile", "penstock → aggregate", "binaryFile → sum(length)", {}),
     ("scan against rows from Python", "penstock → aggregate", "Python rows → aggregate", {1000: 5.0, 100: 5.0}),
+    (
+        "scan against rows of penstock's batches",
+        "penstock → aggregate",
+        "Python rows of penstock's batches → aggregate",
+        {},
+    ),
     (
         "lake against Spark's Parquet sink",
         "penstock → lake (fused)",

@@ -255,19 +255,23 @@ async def test_history_lost_while_the_network_is_away_is_repaired(
     tmp_path: Path, proxy: TcpProxy, bucket: NatsKvStore, hydrated: bool
 ) -> None:
     """Keys deleted without a trace, and one deleted and made again, while the fold hears nothing."""
-    await fill(bucket)
-    proxy.cut(after=150_000 if not hydrated else 1 << 40)
+    keys = KEYS if hydrated else 10 * KEYS
+    await fill(bucket, keys)
     async with folding(tmp_path / "fold.snap", proxy) as fold:
         if hydrated:
-            await fold.until(lambda: fold.run.hydrated and fold.cursor == KEYS)
-            proxy.cut()
-        assert await asyncio.to_thread(proxy.broken)
-        await fold.until(lambda: (fold.cursor or 0) > 500)
+            await fold.until(lambda: fold.run.hydrated and fold.cursor == keys)
+        else:
+            await fold.until(lambda: fold.run._watch is not None)
+            proxy.stall(after=150_000)  # a cut would take with it what has not been read
+            assert await asyncio.to_thread(proxy.broken)
+            await fold.until(lambda: (fold.cursor or 0) > 500)
+            assert not fold.run.hydrated
+        proxy.cut()
         for n in range(300):
             await bucket.writer.delete(f"k.{n:05d}")
         await bucket.writer.put("k.00007", b"back")
         gone = fold.cursor or 0
-        await bucket._api.call(f"STREAM.PURGE.{bucket._api.stream}", {"seq": KEYS + 250})
+        await bucket._api.call(f"STREAM.PURGE.{bucket._api.stream}", {"seq": keys + 250})
         assert fold.cursor == gone
         proxy.heal()
         last = await last_revision(bucket)

@@ -37,8 +37,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DataFile",
+    "app_of",
     "append",
     "commit_files",
+    "committed_records",
     "ingest",
     "ingest_once",
     "open_table",
@@ -92,6 +94,27 @@ def committed_batch(table: str, app: str) -> int:
     found = open_table(table)
     version = None if found is None else found.transaction_version(app)
     return -1 if version is None else int(version)
+
+
+def committed_records(table: str, app: str, after: int) -> int:
+    """Return how many records an application has committed since a version of the table, -1 for all of them."""
+    found = open_table(table)
+    records = 0
+    for version in range(after + 1, 0 if found is None else found.version() + 1):
+        actions = _actions(table, version)
+        if any(action["txn"]["appId"] == app for action in actions if "txn" in action):
+            added = (action["add"] for action in actions if "add" in action)
+            records += sum(int(msgspec.json.decode(add["stats"])["numRecords"]) for add in added)
+    return records
+
+
+def app_of(checkpoint: str) -> str:
+    """Return the name by which a table knows the query with this checkpoint.
+
+    >>> app_of("lake/raw/_checkpoint") == app_of("file:" + os.path.abspath("lake/raw/_checkpoint"))
+    True
+    """
+    return "penstock-" + hashlib.sha256(os.path.abspath(local_path(checkpoint)).encode()).hexdigest()[:16]
 
 
 def commit_files(
@@ -183,12 +206,10 @@ def read_added(spark: SparkSession, table: str, after: int, upto: int) -> DataFr
     schema = _spark_schema(found)
     files: list[str] = []
     for version in range(after + 1, upto + 1):
-        path = os.path.join(local_path(table), "_delta_log", f"{version:020d}.json")
         try:
-            with open(path, "rb") as log:
-                actions = [msgspec.json.decode(line) for line in log if line.strip()]
-        except FileNotFoundError:
-            raise ExpiredError(path, version, upto) from None
+            actions = _actions(table, version)
+        except FileNotFoundError as exc:
+            raise ExpiredError(exc.filename, version, upto) from None
         removed = any(action["remove"].get("dataChange", True) for action in actions if "remove" in action)
         if removed:
             operation = next(
@@ -219,11 +240,12 @@ def ingest(
     It reads what is there and stops unless ``trigger`` says otherwise (``{"processingTime": "1 second"}``).
     ``options`` are the source's.  The query is known to the table by its checkpoint unless ``app`` names it.  The table
     has every column that the channels have unless ``columns`` names them; a channel that comes later with more of them
-    ends the query, which adds them when it is started again.
+    ends the query, which adds them when it is started again.  ``on_commit`` is called where batches are committed:
+    in this process, or beside a Spark Connect server.
     """
     table = local_path(table)
     chosen = table_columns(channels, table, options) if columns is None else tuple(columns)
-    known = app or "penstock-" + hashlib.sha256(os.path.abspath(local_path(checkpoint)).encode()).hexdigest()[:16]
+    known = app or app_of(checkpoint)
     schema = arrow_schema(chosen)
     told = _export_options(table, chosen, options, whole=columns is None)
     manifest = spark.readStream.format("penstock-export").options(**told).load(channels)
@@ -272,6 +294,12 @@ def table_columns(channels: str, table: str, options: Mapping[str, Any] | None =
 
         existing.alter.add_columns(list(Schema.from_arrow(arrow_schema(more)).fields))
     return (*held.values(), *more)
+
+
+def _actions(table: str, version: int) -> list[dict[str, Any]]:
+    """Return what one commit of a table did."""
+    with open(os.path.join(local_path(table), "_delta_log", f"{version:020d}.json"), "rb") as log:
+        return [msgspec.json.decode(line) for line in log if line.strip()]
 
 
 def _spark_schema(table: DeltaTable) -> StructType:

@@ -3,6 +3,7 @@
 What is done for that, each by measurement:
 
 * The JVM's output goes to a file.  Spark's own start-up prints lines that no setting silences.
+* Spark's temporary files lie in a folder of the session's own, which does not outlive it for long: see scratch.py.
 * SPARK_HOME is a folder of two links, so that Python workers import the installed pyspark instead of a zip without
   compiled modules: every streaming query starts about a second sooner.
 * Where ``penstock pipeline prepare`` has made an archive of Spark's classes, the JVM starts from it: see archive.py.
@@ -17,20 +18,19 @@ Environment variables are set for the launch only and put back.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import importlib.util
 import os
 import shutil
 import stat
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock import errors
 from penstock.errors import OptionsError, UnsupportedError
 from penstock.spark.archive import archive_of, make_home, shared_home
+from penstock.spark.scratch import TEMPORARY, make_scratch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -137,11 +137,11 @@ def start(
         for setting in LOOPBACK:
             if setting not in (config or {}):
                 del settings[setting]
-    folder = tempfile.mkdtemp(prefix="penstock-spark-")
-    _remove_at_exit(folder)
+    folder = make_scratch()
     logging = os.path.join(folder, "log4j2.properties")
     _write(logging, LOG4J)
-    options = f"-Dlog4j2.configurationFile=file:{logging} -Djava.net.preferIPv4Stack=true {java_options}"
+    options = f"-Dlog4j2.configurationFile=file:{logging} -Djava.io.tmpdir={os.path.join(folder, TEMPORARY)}"
+    options += f" -Djava.net.preferIPv4Stack=true {java_options}"
     archive = archive_of(find_java()[0])
     if os.path.exists(archive):
         options += f" -XX:SharedArchiveFile={archive}"
@@ -311,16 +311,6 @@ def require_pyspark() -> None:
     missing = [name for name in ("pyspark", "pyarrow") if importlib.util.find_spec(name) is None]
     if missing:
         raise UnsupportedError(f"this needs {' and '.join(missing)}: pip install 'penstock[spark]'")
-
-
-def _remove_at_exit(folder: str) -> None:
-    owner = os.getpid()
-
-    def remove() -> None:
-        if os.getpid() == owner:  # not in a process forked from this one
-            shutil.rmtree(folder, ignore_errors=True)
-
-    atexit.register(remove)
 
 
 def _write(path: str, text: str) -> None:

@@ -27,7 +27,9 @@ class _Servers:
         self._log4j = os.path.join(folder, "log4j2.properties")
         with open(self._log4j, "w", encoding="utf-8") as file:
             file.write(LOG4J)
-        self._environment = {**os.environ, **launch_environment(folder)}
+        self._temporary = os.path.join(folder, "tmp")
+        os.makedirs(self._temporary, exist_ok=True)
+        self._environment = {**os.environ, **launch_environment(folder), "SPARK_LOCAL_DIRS": self._temporary}
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def _launch(self, script: str, *words: str, **environment: str) -> subprocess.Popen[bytes]:
@@ -46,7 +48,7 @@ class _Servers:
         return process
 
     def _java_options(self) -> str:
-        return f"{FAST} -Dlog4j2.configurationFile=file:{self._log4j}"
+        return f"{FAST} -Dlog4j2.configurationFile=file:{self._log4j} -Djava.io.tmpdir={self._temporary}"
 
     def _wait_for(self, port: int, what: str) -> None:
         deadline = time.monotonic() + READY_SECONDS

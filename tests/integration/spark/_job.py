@@ -1,6 +1,8 @@
 """The same work on whichever Spark: count and digest of channels, the channels into the lake, the digest of that.
 
 python _job.py MASTER CHANNELS FOLDER
+
+MASTER may be the word cluster: one of two workers is started for this job, by this interpreter.
 """
 
 from __future__ import annotations
@@ -24,6 +26,13 @@ def digest(frame: Any) -> Any:
     return frame.groupBy("channel").agg(*map(_expr, DIGEST)).orderBy("channel")
 
 
+def where_penstock_is(_: int) -> str:
+    """Return the file that a task imports penstock from."""
+    import penstock
+
+    return str(penstock.__file__)
+
+
 def _expr(text: str) -> Any:
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -31,6 +40,16 @@ def _expr(text: str) -> Any:
 
 
 def main(master: str, channels: str, folder: str) -> None:
+    if master == "cluster":
+        from penstock.testing.spark import SparkCluster
+
+        with SparkCluster(f"{folder}/cluster", workers=2) as cluster:
+            job(cluster.url, channels, folder)
+    else:
+        job(master, channels, folder)
+
+
+def job(master: str, channels: str, folder: str) -> None:
     spark = session("job", master=master, memory="1g", java_options=FAST)
     found: dict[str, Any] = {}
     frame = spark.read.format("penstock").option("partitions", 4).load(channels)
@@ -45,6 +64,7 @@ def main(master: str, channels: str, folder: str) -> None:
     if hasattr(spark, "_jsparkSession"):
         context = spark.sparkContext._jsc.sc()
         found["executors"] = context.getExecutorMemoryStatus().size() - 1
+        found["packages"] = spark.sparkContext.parallelize(range(4), 4).map(where_penstock_is).distinct().collect()
     spark.stop()
     print(json.dumps(found))
 

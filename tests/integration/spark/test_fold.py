@@ -23,8 +23,8 @@ from penstock.log.detect import open_log, open_writer
 from penstock.log.envelope import CONTENT, Envelope, encode_envelope
 from penstock.log.xchannel import Writer
 from penstock.spark import lake
-from penstock.spark.logsink import enveloped
 from penstock.spark.pipelines.fold import fold, fold_into, latest
+from penstock.spark.records import enveloped
 from penstock.store import AppendLogStore, open_store
 from penstock.testing.nats import NatsServer
 from penstock.types import Op

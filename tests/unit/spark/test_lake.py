@@ -13,7 +13,7 @@ from penstock.errors import OptionsError
 from penstock.log.xchannel import Writer
 from penstock.spark.columns import BASE, arrow_schema
 from penstock.spark.export import Exporter
-from penstock.spark.lake import commit_files, committed_batch, data_files, open_table
+from penstock.spark.lake import commit_files, committed_batch, committed_records, data_files, open_table
 from penstock.spark.source import ExportSource
 
 
@@ -52,6 +52,18 @@ def test_a_task_that_runs_twice_writes_the_same_file(channels: Path, tmp_path: P
     assert export(channels, tmp_path / "lake") == first
     assert (tmp_path / "lake" / first[0]["file"]).read_bytes() == data
     assert [path.suffix for path in (tmp_path / "lake").iterdir()] == [".parquet"]
+
+
+def test_records_are_counted_by_who_committed_them_and_since_when(channels: Path, tmp_path: Path) -> None:
+    table, schema = str(tmp_path / "lake"), arrow_schema(BASE)
+    assert committed_records(table, "app", -1) == 0
+    for version, (app, batch) in enumerate((("app", 0), ("other", 0), ("app", 1), ("app", 1))):
+        with Writer.open(channels / f"more-{version}") as writer:
+            writer.append_many([b"x"] * (10 * version + 1))
+        commit_files(table, app, batch, data_files(export(channels / f"more-{version}", tmp_path / "lake")), schema)
+    assert committed_records(table, "app", -1) == 1 + 21
+    assert committed_records(table, "app", 0) == 21
+    assert committed_records(table, "other", -1) == 11
 
 
 def test_a_batch_is_committed_once(channels: Path, tmp_path: Path) -> None:

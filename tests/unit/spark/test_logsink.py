@@ -23,7 +23,8 @@ from penstock.log.messagelog import MessageLog
 from penstock.log.sidecar import sidecar_of
 from penstock.log.xchannel import Writer
 from penstock.spark import logsink
-from penstock.spark.logsink import SinkOptions, append_staged, read_intent, records_of, stage
+from penstock.spark.logsink import SinkOptions, append_staged, read_intent, stage
+from penstock.spark.records import records_of
 from penstock.spark.source import PenstockSource
 from penstock.testing.log_conformance import contents
 

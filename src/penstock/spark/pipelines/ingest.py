@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock.spark import lake
-from penstock.spark.lake import DataFile
 from penstock.spark.pipelines.run import Progress, Summary, follow
 
 if TYPE_CHECKING:
@@ -25,14 +24,10 @@ def ingest(
     options: Mapping[str, Any] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Summary:
-    """Bring a table up to date with channels; rows of the summary are records."""
-    records = 0
-
-    def count(_: int, files: list[DataFile]) -> None:
-        nonlocal records
-        records += sum(item.records for item in files)
-
-    query = lake.ingest(spark, channels, table, checkpoint, trigger=trigger, options=options, on_commit=count)
+    """Bring a table up to date with channels; rows of the summary are the records that its commits hold."""
+    held = lake.open_table(table)
+    before = -1 if held is None else held.version()
+    query = lake.ingest(spark, channels, table, checkpoint, trigger=trigger, options=options)
     summary = follow(query, on_progress)
-    summary.rows = records
+    summary.rows = lake.committed_records(table, lake.app_of(checkpoint), before)
     return summary

@@ -1,0 +1,109 @@
+"""Rows of a DataFrame as records of a log: which columns they may have, and what each becomes."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import StructType
+
+from penstock.errors import OptionsError
+from penstock.log.envelope import CONTENT, HEAD
+from penstock.spark.columns import ENVELOPE
+from penstock.types import Op
+
+__all__ = ["RAW", "STAGED", "check_schema", "records_of", "enveloped"]
+
+MAX_KIND: Final = 65_535
+RAW: Final = "raw"
+ENVELOPE_HEAD: Final = np.dtype(
+    [
+        ("version", "u1"),
+        ("op", "u1"),
+        ("flags", "<u2"),
+        ("event_time_ns", "<u8"),
+        ("key_bytes", "<u4"),
+        ("headers_bytes", "<u4"),
+    ]
+)
+STAGED: Final = pa.schema([("payload", pa.binary()), ("kind", pa.int32()), ("timestamp_ns", pa.int64())])
+
+
+def check_schema(schema: StructType, content: str = RAW) -> None:
+    """Refuse rows that cannot become records: there must be a ``payload`` of binary or string.
+
+    ``channel`` and ``position`` say where a row came from and are not kept.
+    """
+    types = {field.name: field.dataType.simpleString() for field in schema.fields}
+    if types.get("payload") not in ("binary", "string"):
+        raise OptionsError("rows for a log need a column payload of type binary or string")
+    if types.get("kind", "int") not in ("tinyint", "smallint", "int", "bigint"):
+        raise OptionsError(f"column kind must be a number, not {types['kind']}")
+    if types.get("timestamp_ns", "bigint") != "bigint":
+        raise OptionsError(f"column timestamp_ns must be bigint, not {types['timestamp_ns']}")
+    if types.get("timestamp", "timestamp") != "timestamp":
+        raise OptionsError(f"column timestamp must be timestamp, not {types['timestamp']}")
+    known = {"payload", "kind", "timestamp", "timestamp_ns", "channel", "position", "key"}
+    if content == CONTENT:
+        known |= {column.name for column in ENVELOPE}
+        if "key" not in types:
+            raise OptionsError(f"rows for {CONTENT} need a column key")
+    unknown = types.keys() - known
+    if unknown:
+        raise OptionsError(f"a record has no column {', '.join(sorted(unknown))}: put it into the payload")
+
+
+def records_of(batch: pa.RecordBatch, now_ns: int, content: str = RAW) -> pa.RecordBatch:
+    """Return rows as records: payload, kind and time, with defaults where a column is missing or null.
+
+    >>> batch = pa.RecordBatch.from_pydict({"payload": ["hi"]})
+    >>> records_of(batch, 7).to_pylist()
+    [{'payload': b'hi', 'kind': 0, 'timestamp_ns': 7}]
+    """
+    names = set(batch.schema.names)
+    payload = batch.column("payload").cast(pa.binary())
+    if payload.null_count:
+        raise OptionsError("a payload is null: filter such rows out before they are written to a log")
+    if content == CONTENT:
+        payload = enveloped(batch, payload)
+    elif "key" in names and batch.column("key").null_count < len(batch):
+        raise OptionsError(f"a raw record has no key: drop the column, or write with content={CONTENT}")
+    kind = batch.column("kind").cast(pa.int32()) if "kind" in names else pa.repeat(pa.scalar(0, pa.int32()), len(batch))
+    if "timestamp_ns" in names:
+        when = batch.column("timestamp_ns").cast(pa.int64())
+    elif "timestamp" in names:
+        when = pc.multiply(batch.column("timestamp").cast(pa.timestamp("us", "UTC")).cast(pa.int64()), 1000)
+    else:
+        when = pa.nulls(len(batch), pa.int64())
+    kind, when = pc.fill_null(kind, 0), pc.fill_null(when, now_ns)
+    if len(batch) and (pc.min(kind).as_py() < 0 or pc.max(kind).as_py() > MAX_KIND or pc.min(when).as_py() < 0):
+        raise OptionsError(f"kind must be between 0 and {MAX_KIND}, and no time before 1970")
+    return pa.RecordBatch.from_arrays([payload, kind, when], schema=STAGED)
+
+
+def enveloped(batch: pa.RecordBatch, payload: pa.Array) -> pa.Array:
+    """Return payloads in envelopes, with key, op, flags, time and headers from the columns of those names.
+
+    >>> from penstock.log.envelope import Envelope, encode_envelope
+    >>> batch = pa.RecordBatch.from_pydict({"key": ["k"]})
+    >>> enveloped(batch, pa.array([b"v"])).to_pylist() == [encode_envelope(Envelope(b"k", b"v"))]
+    True
+    """
+
+    def column(name: str, kind: pa.DataType, default: Any) -> pa.Array:
+        if name not in batch.schema.names:
+            return pa.repeat(pa.scalar(default, kind), len(batch))
+        return pc.fill_null(batch.column(name).cast(kind), pa.scalar(default, kind))
+
+    key, headers = column("key", pa.binary(), b""), column("headers", pa.binary(), b"")
+    head = np.zeros(len(batch), ENVELOPE_HEAD)
+    head["version"] = 1
+    for name in ("op", "flags", "event_time_ns"):
+        head[name] = column(name, pa.int64(), 0).to_numpy()
+    head["key_bytes"], head["headers_bytes"] = pc.binary_length(key).to_numpy(), pc.binary_length(headers).to_numpy()
+    if len(batch) and int(head["op"].max()) > max(Op):
+        raise OptionsError(f"op {int(head['op'].max())}: must be between 0 and {max(Op)}")
+    heads = pa.Array.from_buffers(pa.binary(HEAD.size), len(batch), [None, pa.py_buffer(head)]).cast(pa.binary())
+    return pc.binary_join_element_wise(heads, key, headers, payload, pa.scalar(b"", pa.binary()))

@@ -1,0 +1,66 @@
+"""The folder that belongs to one running session: its settings, the JVM's output, and Spark's temporary files.
+
+It is removed when the process ends.  A process that was killed cannot do that; so each holds a lock in its folder, and
+the next session that starts removes the folders whose lock nobody holds.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import shutil
+import tempfile
+from typing import Final
+
+from penstock.disk import PosixDisk
+from penstock.disk.posix import PosixLock
+from penstock.errors import LockedError
+
+__all__ = ["TEMPORARY", "make_scratch", "remove_abandoned"]
+
+PREFIX: Final = "penstock-spark-"
+LOCK: Final = "lock"
+TEMPORARY: Final = "tmp"
+_held: dict[str, PosixLock] = {}
+
+
+def make_scratch() -> str:
+    """Make the folder of a session and return its path, after removing what killed processes have left.
+
+    >>> import os
+    >>> os.path.isdir(os.path.join(make_scratch(), TEMPORARY))
+    True
+    """
+    remove_abandoned()
+    folder = tempfile.mkdtemp(prefix=PREFIX)
+    _held[folder] = PosixDisk().lock(os.path.join(folder, LOCK))
+    os.mkdir(os.path.join(folder, TEMPORARY))
+    owner = os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == owner:  # not in a process forked from this one
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(remove)
+    return folder
+
+
+def remove_abandoned() -> list[str]:
+    """Remove the folders of sessions whose process is gone; return their paths.
+
+    >>> folder = make_scratch()
+    >>> folder in remove_abandoned()
+    False
+    """
+    room = tempfile.gettempdir()
+    removed = []
+    for name in sorted(os.listdir(room)):
+        lock = os.path.join(room, name, LOCK)
+        if name.startswith(PREFIX) and os.path.exists(lock):
+            with contextlib.suppress(OSError, LockedError):
+                held = PosixDisk().lock(lock)
+                shutil.rmtree(os.path.dirname(lock), ignore_errors=True)
+                held.release()
+                removed.append(os.path.dirname(lock))
+    return removed
