@@ -11,6 +11,7 @@ cache warm, first on one core and then on two.
 from __future__ import annotations
 
 import argparse
+import datetime as dt
 import glob
 import json
 import mmap
@@ -32,11 +33,9 @@ from penstock.log.detect import open_log
 from penstock.log.xchannel import Writer
 from penstock.spark import lake, session
 from penstock.spark.columns import BASE, arrow_schema, to_record_batch
-from penstock.spark.source import PenstockSource
 
 LETTERS = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_", np.uint8)
 LONG_SECONDS = 5.0
-HEADER = struct.Struct("<BBHIQ")
 NARROW = "position long, payload binary"
 AGGREGATE = ("count(*)", "sum(length(payload))", "max(position)")
 
@@ -49,67 +48,36 @@ class RowSource(DataSource):
         return "rows"
 
     def schema(self) -> str:
-        return NARROW
+        return ", ".join(column.ddl for column in BASE)
 
     def reader(self, schema: Any) -> Any:
-        return RowReader(self.options["path"])
+        return RowReader(self.options["path"], narrow=len(schema.fields) == 2)
 
 
 class RowReader(DataSourceReader):
-    def __init__(self, path: str) -> None:
-        self.path = path
+    def __init__(self, path: str, *, narrow: bool) -> None:
+        self.path, self.narrow = path, narrow
 
     def partitions(self) -> list[InputPartition]:
         numbered = [name for name in glob.glob(f"{self.path}.*") if name.rpartition(".")[2].isdigit()]
         return [InputPartition(path) for path in [self.path, *numbered]]
 
-    def read(self, partition: InputPartition) -> Iterator[tuple[int, bytes]]:
+    def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
         number = partition.value.removeprefix(self.path).lstrip(".") or "0"
-        base, at = int(number) << 40, 0
+        base, at, name = int(number) << 40, 0, os.path.basename(self.path)
+        unpack, time_of, utc = struct.Struct("<BBHIQ").unpack_from, dt.datetime.fromtimestamp, dt.UTC
         with open(partition.value, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as data:
             while True:
-                committed, kind, _, length, _ = HEADER.unpack_from(data, at)
+                committed, kind, application, length, when = unpack(data, at)
                 if not committed or kind == 3:
                     return
                 if kind == 1:
-                    yield base + at, data[at + 16 : at + 16 + length]
+                    payload = data[at + 16 : at + 16 + length]
+                    if self.narrow:
+                        yield base + at, payload
+                    else:
+                        yield name, base + at, time_of(when / 1e9, utc), when, application, None, payload
                 at += (16 + length + 7) & ~7
-
-
-class BatchRowSource(RowSource):
-    """The same with penstock's own reader, whose batches come from the kernel; still a tuple a record."""
-
-    @classmethod
-    def name(cls) -> str:
-        return "batchrows"
-
-    def reader(self, schema: Any) -> Any:
-        return BatchRowReader(dict(self.options))
-
-
-class BatchRowReader(DataSourceReader):
-    def __init__(self, options: dict[str, str]) -> None:
-        self.inner = PenstockSource(options).reader(_struct())
-
-    def partitions(self) -> Any:
-        return self.inner.partitions()
-
-    def read(self, partition: Any) -> Iterator[tuple[int, bytes]]:
-        for span in partition.spans:
-            with open_log(span.channel.path) as log:
-                at = span.start
-                while at < span.end:
-                    batch = log.read(at)
-                    for record in batch:
-                        if record.position < span.end:
-                            yield record.position, bytes(record.payload)
-                    at = batch.next_position
-
-
-def _struct() -> Any:
-    from pyspark.sql.types import BinaryType, LongType, StructType
-
-    return StructType().add("position", LongType()).add("payload", BinaryType())
 
 
 def payloads(size: int, count: int) -> list[bytes]:
@@ -165,7 +133,6 @@ def paths(spark: Any, made: dict[str, Any]) -> dict[str, Callable[[], Any]]:
     """Return what is measured: a name and the work."""
     folder, channel = made["folder"], made["channel"]
     spark.dataSource.register(RowSource)
-    spark.dataSource.register(BatchRowSource)
 
     def aggregate(frame: Any) -> Any:
         return frame.selectExpr(*AGGREGATE).collect()
@@ -190,7 +157,9 @@ def paths(spark: Any, made: dict[str, Any]) -> dict[str, Callable[[], Any]]:
 
     json_schema = "position long, kind int, payload string"
     return {
-        "penstock → aggregate": lambda: aggregate(spark.read.format("penstock").schema(NARROW).load(channel)),
+        "penstock, two columns → aggregate": lambda: aggregate(
+            spark.read.format("penstock").schema(NARROW).load(channel)
+        ),
         "penstock, all columns → aggregate": lambda: aggregate(spark.read.format("penstock").load(channel)),
         "Parquet zstd → aggregate": lambda: aggregate(spark.read.parquet(f"{folder}/zstd")),
         "Parquet uncompressed → aggregate": lambda: aggregate(spark.read.parquet(f"{folder}/none")),
@@ -201,9 +170,9 @@ def paths(spark: Any, made: dict[str, Any]) -> dict[str, Callable[[], Any]]:
             spark.read.format("binaryFile").option("pathGlobFilter", "channel*").load(folder)
             .where("length > 100000").selectExpr("sum(length(content))").collect()
         ),
-        "Python rows → aggregate": lambda: aggregate(spark.read.format("rows").load(channel)),
-        "Python rows of penstock's batches → aggregate": lambda: aggregate(
-            spark.read.format("batchrows").load(channel)
+        "Python rows, all columns → aggregate": lambda: aggregate(spark.read.format("rows").load(channel)),
+        "Python rows, two columns → aggregate": lambda: aggregate(
+            spark.read.format("rows").schema(NARROW).load(channel)
         ),
         "penstock → lake (fused)": lambda: lake.ingest_once(spark, channel, fresh(), app="bench", batch=0),
         "penstock → Parquet zstd by Spark": lambda: spark.read.format("penstock").load(channel).write.parquet(fresh()),
@@ -219,15 +188,25 @@ def paths(spark: Any, made: dict[str, Any]) -> dict[str, Callable[[], Any]]:
 
 
 RATIOS = (
-    ("scan against Spark's zstd Parquet", "penstock → aggregate", "Parquet zstd → aggregate", {1000: 1.0, 100: 0.6}),
-    ("scan against uncompressed Parquet", "penstock → aggregate", "Parquet uncompressed → aggregate", {}),
-    ("scan against text lines", "penstock → aggregate", "text lines → sum(length)", {}),
-    ("scan against binaryFile", "penstock → aggregate", "binaryFile → sum(length)", {}),
-    ("scan against rows from Python", "penstock → aggregate", "Python rows → aggregate", {1000: 5.0, 100: 5.0}),
     (
-        "scan against rows of penstock's batches",
-        "penstock → aggregate",
-        "Python rows of penstock's batches → aggregate",
+        "scan against Spark's zstd Parquet",
+        "penstock, two columns → aggregate",
+        "Parquet zstd → aggregate",
+        {1000: 1.0, 100: 0.6},
+    ),
+    ("scan against uncompressed Parquet", "penstock, two columns → aggregate", "Parquet uncompressed → aggregate", {}),
+    ("scan against text lines", "penstock, two columns → aggregate", "text lines → sum(length)", {}),
+    ("scan against binaryFile", "penstock, two columns → aggregate", "binaryFile → sum(length)", {}),
+    (
+        "scan of all columns against rows from Python",
+        "penstock, all columns → aggregate",
+        "Python rows, all columns → aggregate",
+        {1000: 5.0, 100: 5.0},
+    ),
+    (
+        "scan of two columns against such rows",
+        "penstock, two columns → aggregate",
+        "Python rows, two columns → aggregate",
         {},
     ),
     (
@@ -328,7 +307,7 @@ def ratio_table(seconds: dict[str, dict[str, float]], sizes: tuple[int, ...], co
                 cells.append(f"{times:.2f}×{bar}")
         rows.append((what, *cells))
     if len(cores) > 1:
-        for name in ("penstock → aggregate", "penstock → lake (fused)"):
+        for name in ("penstock, two columns → aggregate", "penstock → lake (fused)"):
             cells = []
             for size in sizes:
                 speed = seconds[name][f"{size}/{cores[0]}"] / seconds[name][f"{size}/{cores[-1]}"]
