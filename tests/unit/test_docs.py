@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -14,6 +15,7 @@ LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
 NAMED_TEST = re.compile(r"`(tests/[\w/.-]+\.py)(?:::([\w:]+))?`")
 
 
+@functools.cache
 def names_in(path: Path) -> set[str]:
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):

@@ -98,7 +98,10 @@ def _run(folder: str, seconds: float, rate: int, *, quiet: bool) -> dict[str, Re
 
 
 def write_ticks(folder: str, seconds: float, rate: int) -> None:
-    """Append bursts of ticks, reporting four times a second; the last record says that it is the last."""
+    """Append bursts of ticks, reporting four times a second; the last record says that it is the last.
+
+    It comes when the time is over and the live reader has joined, which on a busy machine may be later.
+    """
     rng = np.random.default_rng(7)
     prices = np.array([100.0, 250.0, 40.0, 12.0])
     report = Report("writer", first=0)
@@ -106,9 +109,12 @@ def write_ticks(folder: str, seconds: float, rate: int) -> None:
     with (
         Writer.open(os.path.join(folder, "ticks"), roll_bytes=32 << 20) as channel,
         Writer.open(os.path.join(folder, "writer")) as voice,
+        Reader.open(os.path.join(folder, "live")) as live,
     ):
         begin = said = time.monotonic()
-        while (now := time.monotonic()) < begin + seconds:
+        joined = False
+        while (now := time.monotonic()) < begin + seconds or not joined:
+            joined = joined or len(live.read_batch()) > 0
             if report.records > (now - begin) * rate:
                 time.sleep(0.0005)
                 continue
@@ -138,6 +144,7 @@ def read_ticks(folder: str, role: str, start: Start) -> None:
         Writer.open(os.path.join(folder, role)) as voice,
     ):
         begin = said = time.monotonic()
+        _say(voice, report, begin, channel.file_sequence + 1)
         while not report.done:
             batch = channel.read_batch(20_000)
             if not len(batch):

@@ -165,7 +165,7 @@ def every_pipeline(channels: Path, folder: Path, master: str) -> dict[str, Any]:
         "fold table": (source, "--table", str(folder / "latest")),
         "audit": (source, raw),
         "audit fold": (north, "--store", str(folder / "fold")),
-        "replay": (raw, str(folder / "again"), "--app", "again", "--where", "channel = 'north'"),
+        "replay": (raw, str(folder / "again"), "--app", "again", "--where", "channel = 'north'", "--content", CONTENT),
         "report": (source, str(folder / "page.html"), "--table", raw, "--check"),
         "compact": (raw,),
     }
