@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 from penstock.cli.output import emit_json, progress_bar, stderr, stdout
-from penstock.errors import OptionsError, PenstockError
+from penstock.errors import OptionsError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -38,7 +38,7 @@ def on_spark(
     config: Mapping[str, Any] | None = None,
 ) -> Iterator[tuple[SparkSession, Callable[[Progress], None]]]:
     """Start Spark, or take the session there is; show the tasks it does, and positions once a stream tells them."""
-    from penstock.spark.pipelines.run import reason_of
+    from penstock.spark.pipelines.run import error_of
     from penstock.spark.session import start
 
     if master is not None and cores is not None:
@@ -52,7 +52,7 @@ def on_spark(
         with _bar(spark, what) as shown:
             yield spark, shown
     except PySparkException as exc:
-        raise PenstockError(reason_of(str(exc))) from None
+        raise error_of(str(exc)) from None
     finally:
         if own:
             spark.stop()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from penstock.errors import PenstockError
+from penstock.errors import OptionsError, PenstockError
 from penstock.spark.lake import open_table, read
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def follow(query: StreamingQuery, on_progress: Callable[[Progress], None] | None
     summary.seconds = time.monotonic() - begin
     failed = query.exception()
     if failed is not None:
-        raise PenstockError(reason_of(str(failed)))
+        raise error_of(str(failed))
     return summary
 
 
@@ -102,15 +102,18 @@ def load(spark: SparkSession, path: str, options: Mapping[str, Any] | None = Non
     return spark.read.format("penstock").options(**{k: str(v) for k, v in (options or {}).items()}).load(path)
 
 
-def reason_of(text: str) -> str:
-    r"""Return the line of a long Spark error that says what happened: the last one Python raised, if one did.
+def error_of(text: str) -> PenstockError:
+    r"""Return what a long Spark error comes down to: the last error of ours that Python raised, or its first line.
 
-    >>> reason_of("Job aborted\nTraceback …\n  File x\npenstock.errors.ReplacedError: ticks was replaced\n\tat org.x")
-    'ReplacedError: ticks was replaced'
+    >>> error_of("Job aborted\nTraceback …\n  File x\npenstock.errors.OptionsError: no path\n\tat org.x")
+    OptionsError('no path')
     """
     lines = [line.strip() for line in text.splitlines()]
     raised = [line for line in lines if line.startswith("penstock.errors.")]
-    return raised[-1].removeprefix("penstock.errors.") if raised else next(filter(None, lines), text)
+    if not raised:
+        return PenstockError(next(filter(None, lines), text))
+    name, _, said = raised[-1].removeprefix("penstock.errors.").partition(": ")
+    return OptionsError(said) if name == "OptionsError" else PenstockError(f"{name}: {said}")
 
 
 def _places(offset: Any) -> dict[str, Any]:
