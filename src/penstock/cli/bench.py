@@ -6,13 +6,15 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
-from penstock.cli.output import emit_json, fail, progress_bar, stdout
-from penstock.log.xchannel import Reader, Writer
+from penstock.cli.output import emit_json, progress_bar, stdout
+from penstock.errors import OptionsError
+
+if TYPE_CHECKING:
+    from penstock.log.xchannel import Reader
 
 __all__ = ["register"]
 
@@ -29,8 +31,12 @@ def bench(
     json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Measure appending and reading on the disk a folder is on; what is written is removed."""
+    from rich.table import Table
+
+    from penstock.log.xchannel import Writer
+
     if not os.path.isdir(folder):
-        fail(f"{folder}: not a folder", 2)
+        raise OptionsError(f"{folder}: not a folder")
     with tempfile.TemporaryDirectory(prefix="penstock-bench-", dir=folder) as room, progress_bar("measuring") as bar:
         path = os.path.join(room, "channel")
         payload, many = bytes(size), [bytes(size)] * 10_000
@@ -67,6 +73,8 @@ def _rate(seconds: float, records: int, work: Callable[[], object]) -> float:
 
 def _reading(path: str, seconds: float, take: Callable[[Reader], int]) -> float:
     """Read the channel over and over, opening it anew at its end."""
+    from penstock.log.xchannel import Reader
+
     records, begin = 0, time.perf_counter()
     while True:
         with Reader.open(path) as reader:

@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from penstock.channels.model import PersistedChannel
-from penstock.channels.store import FileChannelStore, channel_hash
-from penstock.channels.survey import survey
+from penstock.cli.output import PROBLEM, emit_json, print_facts, say_problem, stdout
 from penstock.errors import OptionsError, PenstockError
-from penstock.log.messagelog import MessageLogReader
+
+if TYPE_CHECKING:
+    from penstock.channels.model import PersistedChannel
 
 __all__ = ["register"]
 
 DataDir = Annotated[str, typer.Argument(help="The data directory of channels.", metavar="DATA_DIR")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
-PROBLEM = 1
-
-stdout, stderr = Console(), Console(stderr=True)
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this module."""
-    channels = typer.Typer(no_args_is_help=True, help="Look into the data directory of channels.")
-    channels.command(epilog="Example: penstock channels ls data --json")(ls)
-    channels.command(epilog="Example: penstock channels show data ops/east --json")(show)
-    app.add_typer(channels, name="channels")
+    """Add the group ``penstock channels``."""
+    group = typer.Typer(no_args_is_help=True, help="Look into the data directory of channels.")
+    group.command(epilog="Example: penstock channels ls data --json")(ls)
+    group.command(epilog="Example: penstock channels show data ops/east --json")(show)
+    app.add_typer(group, name="channels")
 
 
 def ls(data_dir: DataDir, json: JsonOption = False) -> None:
@@ -38,16 +32,11 @@ def ls(data_dir: DataDir, json: JsonOption = False) -> None:
     found, problems = read_all(data_dir)
     if json:
         for channel in found:
-            typer.echo(msgspec.json.encode(channel.to_json()).decode())
+            emit_json(channel.to_json())
     else:
-        table = Table("handler", "type", "owner", "members", "persist", box=None)
-        for channel in found:
-            kind, owner = channel.channel_type.word, "" if channel.owner is None else str(channel.owner)
-            table.add_row(channel.handler, kind, owner, str(len(channel.members)), str(channel.config.persist))
-        stdout.print(table)
+        _print_table(found)
     for problem in problems:
-        stderr.print(f"[bold red]penstock:[/] {type(problem).__name__}: ", end="", highlight=False)
-        stderr.print(str(problem), markup=False, highlight=False, soft_wrap=True)
+        say_problem(problem)
     if problems:
         raise typer.Exit(PROBLEM)
 
@@ -58,6 +47,8 @@ def show(
     json: JsonOption = False,
 ) -> None:
     """Show one channel: owner, settings, lists, members, and how far its log goes."""
+    from penstock.channels.store import FileChannelStore, channel_hash
+
     store = FileChannelStore(checked(data_dir))
     digest = channel_hash(handler)
     try:
@@ -65,16 +56,17 @@ def show(
     except FileNotFoundError:
         raise OptionsError(f"{data_dir}: there is no channel {handler!r}") from None
     if json:
-        typer.echo(msgspec.json.encode(channel.to_json()).decode())
+        emit_json(channel.to_json())
         return
-    table = Table(box=None, show_header=False)
-    for name, value in {**channel.to_json(), "folder": store.folder(digest), **log_of(store.folder(digest))}.items():
-        table.add_row(name, text_of(value))
-    stdout.print(table)
+    facts = {**channel.to_json(), "folder": store.folder(digest), **log_of(store.folder(digest))}
+    print_facts({name: text_of(value) for name, value in facts.items()})
 
 
 def read_all(data_dir: str) -> tuple[list[PersistedChannel], list[PenstockError | OSError]]:
     """Return the channels by handler, and what stands in the way of the others.  Nothing is swept."""
+    from penstock.channels.model import PersistedChannel
+    from penstock.channels.survey import survey
+
     found: list[PersistedChannel] = []
     problems: list[PenstockError | OSError] = []
     for _, channel in survey(checked(data_dir)):
@@ -83,6 +75,16 @@ def read_all(data_dir: str) -> tuple[list[PersistedChannel], list[PenstockError 
         else:
             problems.append(channel)
     return sorted(found, key=lambda channel: channel.handler), problems
+
+
+def _print_table(found: list[PersistedChannel]) -> None:
+    from rich.table import Table
+
+    table = Table("handler", "type", "owner", "members", "persist", box=None, pad_edge=False)
+    for channel in found:
+        kind, owner = channel.channel_type.word, "" if channel.owner is None else str(channel.owner)
+        table.add_row(channel.handler, kind, owner, str(len(channel.members)), str(channel.config.persist))
+    stdout.print(table)
 
 
 def checked(data_dir: str) -> str:
@@ -94,6 +96,8 @@ def checked(data_dir: str) -> str:
 
 def log_of(folder: str) -> dict[str, Any]:
     """Return the first and last number of a channel's log, as far as they can be known."""
+    from penstock.log.messagelog import MessageLogReader
+
     try:
         with MessageLogReader(folder) as log:
             last = log.last_seq

@@ -18,6 +18,7 @@ import numpy as np
 import typer
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from penstock.cli.output import emit_json, fail, stdout
 from penstock.log.xchannel import Reader, Writer, XChannelLog
@@ -207,11 +208,10 @@ def _summary(reports: dict[str, Report], problems: list[str], size: int, *, json
     else:
         stdout.print()
         for claim, holds in exact.items():
-            stdout.print(f"  {'[green]yes[/]' if holds else '[red]NO [/]'}  {claim}", highlight=False)
+            stdout.print(Text("  yes" if holds else "  NO ", "green" if holds else "red"), "", claim)
         stdout.print(
             f"\n{writer.records:,} ticks in {writer.files} files, {size / 1e6:.0f} MB; "
             f"the live reader joined at tick {live.first:,}.",
-            highlight=False,
         )
     if not all(exact.values()):
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""penstock fold follow: fold a log or a bucket into a store, with a line that says how far it is."""
+"""What ``penstock fold follow`` does: fold a log or a bucket into a store, with a line that says how far it is."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Annotated, Literal
 
-import typer
 from rich.live import Live
 from rich.text import Text
 
 from penstock.cli.buckets import bucket_folder, connection_of, is_nats
-from penstock.cli.output import emit_json, stderr
+from penstock.cli.output import stderr
 from penstock.errors import OptionsError, UnsupportedError
 from penstock.fold import AppliedWatch, Follow, FollowOptions, WatchScope
-from penstock.log import open_log
+from penstock.kv import Connection
+from penstock.log import LogReader, open_log
 from penstock.store import AppendLogOptions, AppendLogStore, LmdbStore, RocksStore, open_store
 from penstock.types import WatchCursor
 
-__all__ = ["follow"]
+__all__ = ["Progress", "fold_into"]
 
 LINE_SECONDS = 0.25
 Store = AppendLogStore | RocksStore | LmdbStore
@@ -51,60 +50,42 @@ class Progress:
         return {"cursor": self._cursor().token.as_int(), "lag": self._lag(), "folded": self.folded}
 
 
-def follow(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="SOURCE",
-            help="A log whose records are envelopes, the folder of an embedded bucket, or nats://host:port.",
-        ),
-    ],
-    store: Annotated[str, typer.Argument(metavar="STORE", help="Where the fold is; an append log unless it exists.")],
-    bucket: Annotated[
-        str | None, typer.Option(help="The bucket, when SOURCE is a server or a folder of buckets.")
-    ] = None,
-    once: Annotated[bool, typer.Option("--once", help="End when everything there is now is folded.")] = False,
-    on_expired: Annotated[str, typer.Option(help="Of a log, when records are gone: refuse or restart.")] = "refuse",
-    on_replaced: Annotated[str, typer.Option(help="Of a log, when it was recreated: refuse or restart.")] = "refuse",
-    json: Annotated[bool, typer.Option("--json", help="At the end, one JSON object.")] = False,
-) -> None:
-    """Fold a log or a bucket into a store and keep it current, until interrupted."""
-    options = FollowOptions(on_expired=_policy(on_expired), on_replaced=_policy(on_replaced))
+def fold_into(store: str, source: str, bucket: str | None, options: FollowOptions, *, once: bool) -> Progress:
+    """Fold a log, or a bucket, into the store at a path, made if it is not there; return how far it came."""
     place = None if is_nats(source) else bucket_folder(source)
     if place is not None:
         source, bucket = place
     if is_nats(source) and bucket is None:
         raise OptionsError("a server has many buckets: name one with --bucket")
+    if bucket is None:
+        with open_log(source) as log, _open(store) as target:
+            progress = asyncio.run(_follow_log(log, target, options, once=once))
+            target.settle()
+        return progress
+    connection = connection_of(source, bucket, make=False)
     with _open(store) as target:
-        if bucket is None:
-            progress = asyncio.run(_follow_log(source, target, options, once=once))
-        else:
-            progress = asyncio.run(_follow_bucket(source, bucket, target, once=once))
+        progress = asyncio.run(_follow_bucket(connection, bucket, target, once=once))
         target.settle()
-    if json:
-        emit_json(progress.result())
-    else:
-        stderr.print(progress.line(), highlight=False, markup=False)
-
-
-async def _follow_log(source: str, target: Store, options: FollowOptions, *, once: bool) -> Progress:
-    stop = asyncio.Event()
-    with open_log(source) as log:
-        fold = Follow(log, target, options=options, stop=stop)
-        progress = Progress(lambda: fold.cursor, lambda: fold.lag)
-        async with _shown(progress, stop, lambda: fold.records):
-            await fold.run(once=once)
     return progress
 
 
-async def _follow_bucket(source: str, bucket: str, target: Store, *, once: bool) -> Progress:
+async def _follow_log(log: LogReader, target: Store, options: FollowOptions, *, once: bool) -> Progress:
+    stop = asyncio.Event()
+    fold = Follow(log, target, options=options, stop=stop)
+    progress = Progress(lambda: fold.cursor, lambda: fold.lag)
+    async with _shown(progress, stop, lambda: fold.records):
+        await fold.run(once=once)
+    return progress
+
+
+async def _follow_bucket(connection: Connection, bucket: str, target: Store, *, once: bool) -> Progress:
     stop, folded = asyncio.Event(), 0
 
     def count(batch: object) -> None:
         nonlocal folded
         folded += len(batch)  # type: ignore[arg-type]
 
-    async with connection_of(source, bucket, make=False) as connection:
+    async with connection:
         found = await connection.store(bucket)
         if found.watcher is None:
             raise UnsupportedError(f"{bucket}: this backend cannot watch")
@@ -152,7 +133,3 @@ def _open(path: str) -> Store:
     if os.path.exists(path):
         return open_store(path, read_only=False)
     return AppendLogStore.open(path, AppendLogOptions())
-
-
-def _policy(word: str) -> Literal["refuse", "restart"]:
-    return word  # type: ignore[return-value]  # FollowOptions says what is wrong with it

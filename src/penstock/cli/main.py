@@ -1,22 +1,23 @@
-"""The command ``penstock``: collects what the modules beside it register."""
+"""The command ``penstock``: collects what the modules beside it register.
+
+A module of commands imports at its top what its signatures need: typer, ``output``, errors and types.  What a command
+works with, the floors below and whatever they need, it imports when it runs.  So ``penstock cat`` does not wait for
+Spark, and ``penstock --help`` waits for nothing.
+"""
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 import sys
-from importlib import metadata
 from typing import Annotated
 
 import typer
 
-from penstock import cli
-from penstock.cli.output import PROBLEM, WRONG_USE, stderr
+from penstock import __version__
+from penstock.cli import bench, channels, demo, kv, logs, pipeline, pipeline_run, queue, state
+from penstock.cli.output import PROBLEM, WRONG_USE, say_problem
 from penstock.errors import OptionsError, PenstockError
 
 __all__ = ["app", "main"]
-
-NOT_COMMANDS = {"main", "output", "buckets", "follow", "demo_ticks", "demo_readings", "demo_spark", "sparkwork"}
 
 app = typer.Typer(
     name="penstock",
@@ -30,7 +31,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"penstock {metadata.version('penstock')}")
+        typer.echo(f"penstock {__version__}")
         raise typer.Exit
 
 
@@ -43,28 +44,22 @@ def _common(
     pass
 
 
-for _module in sorted(module.name for module in pkgutil.iter_modules(cli.__path__)):
-    if _module not in NOT_COMMANDS:
-        importlib.import_module(f"penstock.cli.{_module}").register(app)
+for _module in (logs, queue, kv, state, channels, pipeline, pipeline_run, bench, demo):
+    _module.register(app)
 
 
 def main() -> None:
     """Run the command line; errors become one line on stderr and an exit code."""
     try:
-        app()
+        app(prog_name="penstock")
     except KeyboardInterrupt:
         sys.exit(130)
     except OptionsError as exc:
-        _say(exc)
+        say_problem(exc)
         sys.exit(WRONG_USE)
     except (PenstockError, OSError) as exc:
-        _say(exc)
+        say_problem(exc)
         sys.exit(PROBLEM)
-
-
-def _say(exc: BaseException) -> None:
-    stderr.print(f"[bold red]penstock:[/] {type(exc).__name__}: ", end="", highlight=False)
-    stderr.print(str(exc), markup=False, highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -1,26 +1,41 @@
-"""How commands speak: data on stdout, everything else on stderr."""
+"""How commands speak: data on stdout, everything else on stderr.
+
+Every command loads this module before it knows what it will do, so nothing here imports a floor below.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
-from typing import Any, NoReturn
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from penstock.batch import Batch, payload_text
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
-__all__ = ["emit_json", "emit_lines", "fail", "progress_bar", "readable", "rows_of", "stderr", "stdout"]
-
-stdout = Console()
-stderr = Console(stderr=True)
+__all__ = ["emit_json", "emit_lines", "fail", "print_facts", "progress_bar", "say_problem", "stderr", "stdout"]
 
 PROBLEM = 1
 WRONG_USE = 2
+
+
+class Plain(Console):
+    """A console that prints names and payloads as they are, and leaves quietly when whoever reads them has left."""
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        super().__init__(stderr=stderr, markup=False, highlight=False, emoji=False)
+
+    def on_broken_pipe(self) -> None:
+        """Leave as ``emit_lines`` does."""
+        _leave_quietly()
+
+
+stdout = Plain()
+stderr = Plain(stderr=True)
 
 
 def emit_json(value: Any) -> None:
@@ -34,49 +49,49 @@ def emit_lines(lines: Iterable[bytes]) -> None:
         sys.stdout.buffer.write(b"".join(lines))
         sys.stdout.buffer.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(0) from None
+        _leave_quietly()
+
+
+def _leave_quietly() -> NoReturn:
+    """Leave without a word: ``penstock cat ticks | head`` has done what was asked."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the last flush finds a place too
+    raise typer.Exit(0) from None
+
+
+def print_facts(facts: Mapping[str, str]) -> None:
+    """Print names and values in two columns; a value may have many lines."""
+    width = max(map(len, facts), default=0) + 2
+    below = "\n" + " " * width
+    emit_lines(f"{name:{width}}{value.replace(chr(10), below)}\n".encode() for name, value in facts.items())
 
 
 def fail(message: str, code: int = PROBLEM) -> NoReturn:
     """Say what is wrong and leave."""
-    stderr.print(f"[bold red]penstock:[/] {message}", highlight=False, soft_wrap=True)
+    say_problem(message)
     raise typer.Exit(code)
 
 
-def rows_of(batch: Batch) -> Iterable[dict[str, Any]]:
-    """Yield one JSON-ready dict a record: position, time, kind, what the format adds, and the payload last.
-
-    >>> list(rows_of(Batch.of([b"hi"], kinds=[1], timestamps=[7])))
-    [{'position': 0, 'timestamp_ns': 7, 'kind': 1, 'payload': 'hi'}]
-    """
-    for row in batch.to_pylist():
-        payload = row.pop("payload")
-        ready: dict[str, Any] = {}
-        for name, value in row.items():
-            ready |= readable(name, value) if isinstance(value, bytes) else {name: value}
-        yield ready | readable("payload", payload)
-
-
-def readable(name: str, value: bytes) -> dict[str, str]:
-    """Return a column of bytes for JSON: as text where it is UTF-8, else under ``<name>_base64``.
-
-    >>> readable("from", b"ann"), readable("payload", bytes([255]))
-    ({'from': 'ann'}, {'payload_base64': '/w=='})
-    """
-    form, text = payload_text(value)
-    return {form.replace("payload", name): text}
+def say_problem(problem: str | BaseException) -> None:
+    """Say what is wrong, on one line of stderr."""
+    if isinstance(problem, OSError) and problem.strerror:
+        places = [str(place) for place in (problem.filename, problem.filename2) if place is not None]
+        problem = ": ".join([" -> ".join(places), problem.strerror] if places else [problem.strerror])
+    stderr.print("penstock: ", style="bold red", end="")
+    stderr.print(str(problem) or type(problem).__name__, soft_wrap=True)
 
 
 def progress_bar(what: str, unit: str = "") -> Progress:
     """Return a progress bar on stderr; it shows only where there is a terminal, and leaves nothing behind."""
-    return Progress(
-        SpinnerColumn(),
-        TextColumn(what),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn(unit),
-        TimeElapsedColumn(),
+    from rich import progress
+    from rich.text import Text
+
+    return progress.Progress(
+        progress.SpinnerColumn(),
+        progress.RenderableColumn(Text(what)),  # a path is no format string
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TextColumn(unit),
+        progress.TimeElapsedColumn(),
         console=stderr,
         transient=True,
         disable=not stderr.is_terminal,

@@ -1,124 +1,116 @@
-"""penstock fold: look into a store, whatever its backend."""
+"""penstock fold: bring a store up to date, and look into one, whatever its backend."""
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
-from penstock.batch import payload_text
-from penstock.cli.follow import follow
+from penstock.cli.output import PROBLEM, emit_json, emit_lines, print_facts, stderr
 from penstock.errors import OptionsError, PenstockError
-from penstock.store import open_store
-from penstock.store.records import token_json
+from penstock.types import Problem
 
-__all__ = ["register", "app"]
-
-app = typer.Typer(help="Look into a fold: append log, RocksDB or LMDB.", no_args_is_help=True)
+__all__ = ["register"]
 
 PathArgument = Annotated[
-    str, typer.Argument(help="The file of an append log, or the folder of a RocksDB or LMDB store.")
+    str,
+    typer.Argument(metavar="STORE", help="The file of an append log, or the folder of a RocksDB or LMDB store."),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="JSON, for scripts.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
 
 
-def register(main: typer.Typer) -> None:
-    """Add ``penstock fold`` to the command line."""
-    main.add_typer(app, name="fold")
+def register(app: typer.Typer) -> None:
+    """Add the group ``penstock fold``."""
+    group = typer.Typer(no_args_is_help=True, help="Fold logs and buckets into a store, and look into it.")
+    group.command(epilog="Example: penstock fold follow data/orders orders.snap --once")(follow)
+    group.command(epilog="Example: penstock fold dump routes.snap --json --prefix svc.")(dump)
+    group.command(epilog="Example: penstock fold stat routes.snap --json")(stat)
+    group.command(epilog="Example: penstock fold verify routes.snap")(verify)
+    app.add_typer(group, name="fold")
 
 
-app.command(epilog="Example: penstock fold follow data/orders orders.snap --once")(follow)
+def follow(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE",
+            help="A log whose records are envelopes, the folder of an embedded bucket, or nats://host:port.",
+        ),
+    ],
+    store: Annotated[str, typer.Argument(metavar="STORE", help="Where the fold is; an append log unless it exists.")],
+    bucket: Annotated[
+        str | None, typer.Option(help="The bucket, when SOURCE is a server or a folder of buckets.")
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="End when everything there is now is folded.")] = False,
+    on_expired: Annotated[str, typer.Option(help="Of a log, when records are gone: refuse or restart.")] = "refuse",
+    on_replaced: Annotated[str, typer.Option(help="Of a log, when it was recreated: refuse or restart.")] = "refuse",
+    json: Annotated[bool, typer.Option("--json", help="At the end, one JSON object.")] = False,
+) -> None:
+    """Fold a log or a bucket into a store and keep it current, until interrupted."""
+    from penstock.cli.follow import fold_into
+    from penstock.fold import FollowOptions
+
+    options = FollowOptions(on_expired=on_expired, on_replaced=on_replaced)  # type: ignore[arg-type]  # it checks
+    progress = fold_into(store, source, bucket, options, once=once)
+    if json:
+        emit_json(progress.result())
+    else:
+        stderr.print(progress.line())
 
 
-def _open(path: str) -> Any:
-    try:
-        return open_store(path)
-    except OptionsError as exc:
-        typer.echo(str(exc), err=True)
-        raise typer.Exit(2) from None
-    except (PenstockError, OSError) as exc:
-        typer.echo(str(exc), err=True)
-        raise typer.Exit(1) from None
-
-
-@app.command()
 def dump(
     path: PathArgument,
     prefix: Annotated[str, typer.Option(help="Only keys that begin with this.")] = "",
-    as_json: JsonOption = False,
+    json: JsonOption = False,
 ) -> None:
-    """Write every entry in key order.
+    """Write every entry in key order: key, version, value."""
+    from penstock.cli.records import readable
+    from penstock.store import open_store
+    from penstock.store.records import token_json
 
-    Example: penstock fold dump routes.snap --json --prefix svc.
-    """
-    with _open(path) as store:
-        try:
-            for batch in store.scan(prefix):
-                rows = batch.to_pylist()
-                lines = [_entry_json(row) if as_json else _entry_text(row) for row in rows]
-                sys.stdout.write("".join(line + "\n" for line in lines))
-        except PenstockError as exc:
-            typer.echo(str(exc), err=True)
-            raise typer.Exit(1) from None
+    def line(row: dict[str, Any]) -> bytes:
+        key, value, version = row["key"], row["value"], token_json(row["version"])
+        if json:
+            return msgspec.json.encode({"key": key, **readable("value", value), "version": version}) + b"\n"
+        return f"{key}\t{'-' if version is None else version}\t{value!r}\n".encode()
+
+    with open_store(path) as store:
+        for batch in store.scan(prefix):
+            emit_lines(map(line, batch.to_pylist()))
 
 
-@app.command()
-def stat(path: PathArgument, as_json: JsonOption = False) -> None:
-    """Say which backend, how many entries, which cursor and which digest.
+def stat(path: PathArgument, json: JsonOption = False) -> None:
+    """Say which backend, how many entries, which cursor and which digest."""
+    from penstock.store import open_store
 
-    Example: penstock fold stat routes.snap --json
-    """
-    with _open(path) as store:
+    with open_store(path) as store:
         found = store.stat()
-    if as_json:
-        typer.echo(json.dumps(found))
-        return
-    for name, value in found.items():
-        typer.echo(f"{name:12} {'none' if value is None else value}")
+    if json:
+        emit_json(found)
+    else:
+        print_facts({name: "none" if value is None else str(value) for name, value in found.items()})
 
 
-@app.command()
-def verify(path: PathArgument, as_json: JsonOption = False) -> None:
-    """Read everything, compute the digest anew, and list what is wrong.
+def verify(path: PathArgument, json: JsonOption = False) -> None:
+    """Read everything, compute the digest anew, and list what is wrong; exit code 1 if something is."""
+    from penstock.store import open_store
 
-    Example: penstock fold verify routes.snap
-    """
-    problems: list[dict[str, Any]] = []
+    entries, digest, problems = None, None, []
     try:
         with open_store(path) as store:
             entries, digest = store.count(), store.digest()
-            found = list(store.verify())
-    except OptionsError as exc:
-        typer.echo(str(exc), err=True)
-        raise typer.Exit(2) from None
-    except PenstockError as exc:
-        entries, digest, found = None, None, []
-        problems.append(
-            {
-                "file": getattr(exc, "file", path),
-                "byte": getattr(exc, "byte", 0),
-                "reason": getattr(exc, "reason", str(exc)),
-            }
-        )
-    problems += [{"file": p.file, "byte": p.byte, "reason": p.reason} for p in found]
-    if as_json:
-        typer.echo(json.dumps({"path": path, "entries": entries, "digest": digest, "problems": problems}))
+            problems = list(store.verify())
+    except OptionsError:
+        raise
+    except PenstockError as exc:  # it cannot even be opened
+        place = getattr(exc, "file", path), getattr(exc, "byte", 0)
+        problems = [Problem(*place, getattr(exc, "reason", str(exc)))]
+    if json:
+        emit_json({"path": path, "entries": entries, "digest": digest, "problems": problems})
+    elif problems:
+        emit_lines(f"{problem}\n".encode() for problem in problems)
     else:
-        for problem in problems:
-            typer.echo(f"{problem['file']} at byte {problem['byte']}: {problem['reason']}")
-        if not problems:
-            typer.echo(f"{path}: {entries} entries, digest {digest}, no problem")
-    raise typer.Exit(1 if problems else 0)
-
-
-def _entry_json(row: dict[str, Any]) -> str:
-    name, text = payload_text(row["value"])
-    field = "value" if name == "payload" else "value_base64"
-    return json.dumps({"key": row["key"], field: text, "version": token_json(row["version"])}, ensure_ascii=False)
-
-
-def _entry_text(row: dict[str, Any]) -> str:
-    version = token_json(row["version"])
-    return f"{row['key']}\t{'-' if version is None else version}\t{row['value']!r}"
+        emit_lines([f"{path}: {entries} entries, digest {digest}, no problem\n".encode()])
+    if problems:
+        raise typer.Exit(PROBLEM)

@@ -7,21 +7,15 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+from command import PENSTOCK, penstock
 
+from penstock.log.detect import FORMATS
 from penstock.log.envelope import CONTENT, Envelope, encode_envelope
 from penstock.log.xchannel import Writer
 from penstock.types import Op
-
-PENSTOCK = [sys.executable, "-W", "error", "-m", "penstock.cli.main"]
-
-
-def penstock(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*PENSTOCK, *words], capture_output=True, text=True, timeout=60, check=False, **options)
 
 
 @pytest.fixture(scope="module")
@@ -170,6 +164,11 @@ def test_wrong_use_is_told_in_one_line(
 @pytest.mark.parametrize("command", ["cat", "tail", "stat", "verify", "bench", "demo"])
 def test_help_shows_an_example(command: str) -> None:
     assert f"Example: penstock {command}" in penstock(command, "--help").stdout
+
+
+def test_help_names_every_format() -> None:
+    shown = penstock("cat", "--help").stdout
+    assert [name for name in FORMATS if name not in shown] == []
 
 
 def test_bench_and_demo_run_and_end_by_themselves(tmp_path: Path) -> None:

@@ -10,8 +10,11 @@ import typer
 from typer.testing import CliRunner, Result
 
 from penstock.cli import queue
+from penstock.errors import CorruptionError, LockedError, OptionsError
 from penstock.log import open_log
 from penstock.log.filechannel import ChannelOptions, FileChannel
+from penstock.log.messagelog import MessageLog
+from penstock.log.xchannel import Writer
 
 
 @pytest.fixture
@@ -72,8 +75,8 @@ def test_compact_gc_and_repair(tmp_path: Path, run) -> None:  # type: ignore[no-
     assert lines(run("repair", folder, "--json")) == [{"mended": []}]
     (folder / "segment.6.z").write_bytes(b"short")
     broken = run("recv", folder, "--timeout", 0)
-    assert broken.exit_code == 1
-    assert "segment.6.z at byte 5" in broken.stderr
+    assert isinstance(broken.exception, CorruptionError)
+    assert "segment.6.z at byte 5" in str(broken.exception)
     skipped = run("recv", folder, "--timeout", 0, "--skip-damage")
     assert (skipped.exit_code, len(skipped.stdout.splitlines())) == (1, 40)
     [mended] = lines(run("repair", folder, "--json"))
@@ -81,11 +84,24 @@ def test_compact_gc_and_repair(tmp_path: Path, run) -> None:  # type: ignore[no-
     assert len(run("recv", folder, "--timeout", 0).stdout.splitlines()) == 40
 
 
-def test_wrong_use_exits_with_2_and_trouble_with_1(tmp_path: Path, run) -> None:  # type: ignore[no-untyped-def]
-    assert run("recv", tmp_path / "nothing").exit_code == 2
-    assert run("recv", tmp_path, "--ack").exit_code == 2
-    assert run("send", tmp_path / "jobs", "x", "--sync", "sometimes").exit_code == 2
+def test_wrong_use_and_trouble_are_told_apart(tmp_path: Path, run) -> None:  # type: ignore[no-untyped-def]
+    assert isinstance(run("recv", tmp_path / "nothing").exception, OptionsError)
+    assert isinstance(run("recv", tmp_path, "--ack").exception, OptionsError)
+    assert isinstance(run("send", tmp_path / "jobs", "x", "--sync", "sometimes").exception, OptionsError)
     with FileChannel.open(tmp_path / "jobs"):
         busy = run("send", tmp_path / "jobs", "x")
-        assert (busy.exit_code, busy.stdout) == (1, "")
-        assert "has this channel open" in busy.stderr
+        assert isinstance(busy.exception, LockedError)
+        assert busy.stdout == ""
+
+
+@pytest.mark.parametrize("command", ["compact", "gc", "repair"])
+def test_tending_a_queue_that_is_not_there_makes_none(command: str, tmp_path: Path, run) -> None:  # type: ignore[no-untyped-def]
+    assert isinstance(run(command, tmp_path / "nothing").exception, OptionsError)
+    with Writer.open(tmp_path / "ticks"):
+        pass
+    with MessageLog.open(tmp_path / "log"):
+        pass
+    before = sorted(tmp_path.rglob("*"))
+    for other in ("ticks", "log"):
+        assert isinstance(run(command, tmp_path / other).exception, OptionsError)
+    assert sorted(tmp_path.rglob("*")) == before

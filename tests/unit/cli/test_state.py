@@ -11,6 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from penstock.cli.state import register
+from penstock.errors import CorruptionError, OptionsError
 from penstock.store import AppendLogStore, LmdbStore, RocksStore
 from penstock.testing.log_conformance import fingerprints
 from penstock.types import KvUpdate, Op, VersionToken, WatchCursor
@@ -68,7 +69,7 @@ def test_verify_names_file_and_byte_and_exits_1(tmp_path: Path) -> None:
     assert result.exit_code == 1
     (problem,) = json.loads(result.stdout)["problems"]
     assert (problem["file"], problem["byte"]) == (path, 6)
-    assert runner.invoke(app, ["fold", "dump", path]).exit_code == 1
+    assert isinstance(runner.invoke(app, ["fold", "dump", path]).exception, CorruptionError)
 
 
 def test_a_stale_digest_is_found(tmp_path: Path) -> None:
@@ -82,13 +83,13 @@ def test_a_stale_digest_is_found(tmp_path: Path) -> None:
     assert "were kept" in result.stdout
 
 
-def test_wrong_use_exits_2_and_nothing_goes_to_stdout(tmp_path: Path) -> None:
+def test_wrong_use_is_refused_and_nothing_goes_to_stdout(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     for command in ("dump", "stat", "verify"):
         for path in ("absent", "folder"):
             result = runner.invoke(app, ["fold", command, str(tmp_path / path)])
-            assert (result.exit_code, result.stdout) == (2, "")
-            assert path in result.stderr
+            assert isinstance(result.exception, OptionsError)
+            assert (path in str(result.exception), result.stdout) == (True, "")
 
 
 @BACKENDS
