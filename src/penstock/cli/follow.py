@@ -15,10 +15,11 @@ from rich.text import Text
 
 from penstock.cli.buckets import bucket_folder, connection_of, is_nats
 from penstock.cli.output import stderr
+from penstock.cli.records import content_of
 from penstock.errors import OptionsError, UnsupportedError
 from penstock.fold import AppliedWatch, Follow, FollowOptions, WatchScope
-from penstock.kv import Connection
-from penstock.log import LogReader, open_log
+from penstock.log import open_log
+from penstock.log.envelope import CONTENT
 from penstock.store import AppendLogOptions, AppendLogStore, LmdbStore, RocksStore, open_store
 from penstock.types import WatchCursor
 
@@ -58,48 +59,48 @@ def fold_into(store: str, source: str, bucket: str | None, options: FollowOption
     if is_nats(source) and bucket is None:
         raise OptionsError("a server has many buckets: name one with --bucket")
     if bucket is None:
-        with open_log(source) as log, _open(store) as target:
-            progress = asyncio.run(_follow_log(log, target, options, once=once))
-            target.settle()
-        return progress
-    connection = connection_of(source, bucket, make=False)
-    with _open(store) as target:
-        progress = asyncio.run(_follow_bucket(connection, bucket, target, once=once))
-        target.settle()
-    return progress
+        return asyncio.run(_follow_log(source, store, options, once=once))
+    return asyncio.run(_follow_bucket(source, bucket, store, once=once))
 
 
-async def _follow_log(log: LogReader, target: Store, options: FollowOptions, *, once: bool) -> Progress:
+async def _follow_log(source: str, store: str, options: FollowOptions, *, once: bool) -> Progress:
     stop = asyncio.Event()
-    fold = Follow(log, target, options=options, stop=stop)
-    progress = Progress(lambda: fold.cursor, lambda: fold.lag)
-    async with _shown(progress, stop, lambda: fold.records):
-        await fold.run(once=once)
+    with open_log(source) as log:
+        if content_of(log) != CONTENT:
+            raise OptionsError(f"{source}: its records are no envelopes; in Python, penstock.fold.follow takes any log")
+        with _open(store) as target:
+            fold = Follow(log, target, options=options, stop=stop)
+            progress = Progress(lambda: fold.cursor, lambda: fold.lag)
+            async with _shown(progress, stop, lambda: fold.records):
+                await fold.run(once=once)
+            target.settle()
     return progress
 
 
-async def _follow_bucket(connection: Connection, bucket: str, target: Store, *, once: bool) -> Progress:
+async def _follow_bucket(source: str, bucket: str, store: str, *, once: bool) -> Progress:
     stop, folded = asyncio.Event(), 0
 
     def count(batch: object) -> None:
         nonlocal folded
         folded += len(batch)  # type: ignore[arg-type]
 
-    async with connection:
+    async with connection_of(source, bucket, make=False) as connection:
         found = await connection.store(bucket)
         if found.watcher is None:
             raise UnsupportedError(f"{bucket}: this backend cannot watch")
-        fold = AppliedWatch(
-            found.watcher, WatchScope.all(), apply=count, store=target, reader=found.reader, stop=stop, name=bucket
-        )
-        progress = Progress(lambda: fold.applied, lambda: fold.lag)
-        async with _shown(progress, stop, lambda: folded):
-            running = asyncio.create_task(fold.run())
-            while not running.done():
-                await asyncio.wait([running], timeout=0.01)
-                if once and fold.hydrated:
-                    stop.set()
-            await running
+        with _open(store) as target:
+            fold = AppliedWatch(
+                found.watcher, WatchScope.all(), apply=count, store=target, reader=found.reader, stop=stop, name=bucket
+            )
+            progress = Progress(lambda: fold.applied, lambda: fold.lag)
+            async with _shown(progress, stop, lambda: folded):
+                running = asyncio.create_task(fold.run())
+                while not running.done():
+                    await asyncio.wait([running], timeout=0.01)
+                    if once and fold.hydrated:
+                        stop.set()
+                await running
+            target.settle()
     return progress
 
 

@@ -28,11 +28,11 @@ JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line
 def register(app: typer.Typer) -> None:
     """Add the group ``penstock kv``."""
     group = typer.Typer(no_args_is_help=True, help="Read, write and watch the keys of a bucket.")
-    group.command(epilog="Example: penstock kv get data/buckets routes node.a --json")(get)
-    group.command(epilog="Example: penstock kv put data/buckets routes node.a 10.0.0.1 --create")(put)
-    group.command(epilog="Example: penstock kv delete data/buckets routes node.a node.b")(delete)
-    group.command(epilog="Example: penstock kv ls data/buckets routes node. --json")(ls)
-    group.command(epilog="Example: penstock kv watch data/buckets routes node. --from 120 --json")(watch)
+    group.command(epilog="Example: penstock kv get buckets routes node.a --json")(get)
+    group.command(epilog="Example: penstock kv put buckets routes node.a 10.0.0.1 --create")(put)
+    group.command(epilog="Example: penstock kv delete buckets routes node.a node.b")(delete)
+    group.command(epilog="Example: penstock kv ls buckets routes node. --json")(ls)
+    group.command(epilog="Example: penstock kv watch buckets routes node. --from 120 --json")(watch)
     app.add_typer(group, name="kv")
 
 

@@ -111,10 +111,15 @@ def verify(path: PathArgument, json: JsonOption = False, format: FormatOption = 
 
 
 def _readable(value: Any) -> str:
+    """Return a fact for people: lists, and dicts of dicts, a line an item.
+
+    >>> _readable({"worker": {"position": 22, "lag_bytes": 13}}), _readable([]), _readable(None)
+    ('worker  position=22  lag_bytes=13', '-', '-')
+    """
+    if isinstance(value, dict) and any(isinstance(item, dict) for item in value.values()):
+        return "\n".join(f"{name}  {_readable(item)}" for name, item in value.items())
     if isinstance(value, dict):
         return "  ".join(f"{name}={item}" for name, item in value.items()) or "-"
     if isinstance(value, list):
-        return "\n".join(_readable(item) for item in value) or "-"
-    if value is None:
-        return "-"
-    return str(value)
+        return "\n".join(map(_readable, value)) or "-"
+    return "-" if value is None else str(value)

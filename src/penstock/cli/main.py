@@ -7,6 +7,7 @@ Spark, and ``penstock --help`` waits for nothing.
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -19,13 +20,16 @@ from penstock.errors import OptionsError, PenstockError
 
 __all__ = ["app", "main"]
 
+EXTRAS = {"pyspark": "spark", "pyarrow": "spark", "deltalake": "spark", "pandas": "connect", "grpc": "connect"}
+"""Packages that only commands on Spark need, and the extra that brings each; the floors below speak for themselves."""
+
 app = typer.Typer(
     name="penstock",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     help="Durable channels on disk, carried to whatever turns them into work.",
-    epilog="Example: penstock cat ticks --json | head    Completion: penstock --install-completion",
+    epilog="Example: penstock cat ticks --json | head",
 )
 
 
@@ -50,6 +54,11 @@ for _module in (logs, queue, kv, state, channels, pipeline, pipeline_run, bench,
 
 def main() -> None:
     """Run the command line; errors become one line on stderr and an exit code."""
+    if sys.stdout is None:  # closed by whoever started us: what is printed would be lost, and still be acknowledged
+        say_problem("standard output is closed")
+        sys.exit(PROBLEM)
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 - as long as the process
     try:
         app(prog_name="penstock")
     except KeyboardInterrupt:
@@ -59,6 +68,12 @@ def main() -> None:
         sys.exit(WRONG_USE)
     except (PenstockError, OSError) as exc:
         say_problem(exc)
+        sys.exit(PROBLEM)
+    except ModuleNotFoundError as exc:
+        package = (exc.name or "").partition(".")[0]
+        if package not in EXTRAS:
+            raise
+        say_problem(f"this command needs the package {package}: pip install 'penstock[{EXTRAS[package]}]'")
         sys.exit(PROBLEM)
 
 

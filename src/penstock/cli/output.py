@@ -80,8 +80,11 @@ def say_problem(problem: str | BaseException) -> None:
     stderr.print(str(problem) or type(problem).__name__, soft_wrap=True)
 
 
-def progress_bar(what: str, unit: str = "") -> Progress:
-    """Return a progress bar on stderr; it shows only where there is a terminal, and leaves nothing behind."""
+def progress_bar(what: str, unit: str = "", *, printing: bool = False) -> Progress:
+    """Return a progress bar on stderr; it shows only where there is a terminal, and leaves nothing behind.
+
+    With ``printing`` data goes to stdout meanwhile: where that is the terminal too, the data is what moves.
+    """
     from rich import progress
     from rich.text import Text
 
@@ -94,5 +97,5 @@ def progress_bar(what: str, unit: str = "") -> Progress:
         progress.TimeElapsedColumn(),
         console=stderr,
         transient=True,
-        disable=not stderr.is_terminal,
+        disable=not stderr.is_terminal or (printing and stdout.is_terminal),
     )

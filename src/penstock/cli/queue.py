@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,6 +40,7 @@ def send(
     """Send messages into a queue, made if it is not there."""
     from penstock.log.filechannel import FileChannel
 
+    _require_queue(folder, make=True)
     with FileChannel.open(folder, _options(sync)) as channel:
         if text and text != ["-"]:
             positions = channel.append_many([one.encode("utf-8", "surrogateescape") for one in text]).tolist()
@@ -130,6 +132,7 @@ def repair(folder: Folder, json: Json = False) -> None:
     """Make a sound queue of what is whole in a damaged one; what is not is kept beside it as .bad."""
     from penstock.log.filechannel import repair as mend
 
+    _require_queue(folder)
     problems = mend(folder)
     if json:
         emit_json({"mended": problems})
@@ -139,12 +142,20 @@ def repair(folder: Folder, json: Json = False) -> None:
     stderr.print(f"{len(problems)} problems mended" if problems else "nothing to mend")
 
 
-def _require_queue(folder: str) -> None:
-    """Refuse a folder that is none: opening one would make it."""
+def _require_queue(folder: str, *, make: bool = False) -> None:
+    """Refuse what is no queue, because opening it would make one there; with ``make`` only what is something else."""
     from penstock.log.detect import detect
 
-    if (found := detect(folder)) != "filechannel":
-        raise OptionsError(f"{folder}: this is a log of format {found}, not a queue")
+    try:
+        found = detect(folder)
+    except OptionsError:
+        if make:
+            return
+        raise
+    if found != "filechannel":
+        raise OptionsError(
+            f"{folder}: {'a file' if os.path.isfile(folder) else f'a log of format {found}'}, not a queue"
+        )
 
 
 def _options(sync: str, *, collect: bool = True, compression: str = "snappy") -> ChannelOptions:

@@ -19,7 +19,7 @@ from penstock.log.options import DEFAULT_LIMIT
 if TYPE_CHECKING:
     from penstock.log.messagelog import MessageLogReader
 
-__all__ = ["batches_in", "open_batch", "print_rows", "readable", "rows_in", "rows_of"]
+__all__ = ["batches_in", "content_of", "open_batch", "print_rows", "readable", "rows_in", "rows_of"]
 
 Row = dict[str, Any]
 
@@ -28,21 +28,21 @@ EVERYTHING = 1 << 64
 
 def rows_in(log: LogReader, start: int | None, limit: int | None) -> Iterator[Iterable[Row]]:
     """Yield the rows of a log from ``start`` on, or from its first record, many at a time."""
-    if log.format == "messagelog" and _content(log) != CONTENT:
+    if log.format == "messagelog" and content_of(log) != CONTENT:
         from penstock.log.messagelog import MessageLogReader
 
         assert isinstance(log, MessageLogReader)
         yield from _entries_in(log, start, limit)
         return
-    for batch in batches_in(log, log.first_position if start is None else start, limit):
+    for batch in batches_in(log, log.first_position if start is None else start, limit, printing=True):
         yield rows_of(batch)
 
 
-def batches_in(log: LogReader, position: int, limit: int | None = None) -> Iterator[Batch]:
-    """Yield what is there now, with a progress bar where that takes long."""
+def batches_in(log: LogReader, position: int, limit: int | None = None, *, printing: bool = False) -> Iterator[Batch]:
+    """Yield what is there now, with a progress bar; ``printing`` if each batch is printed before the next is read."""
     left = limit
     end = log.stat().get("next_position")
-    with progress_bar("reading", "positions") as bar:
+    with progress_bar("reading", "positions", printing=printing) as bar:
         task = bar.add_task("", total=None if end is None else max(end - position, 0))
         first = position
         while left is None or left > 0:
@@ -57,10 +57,11 @@ def batches_in(log: LogReader, position: int, limit: int | None = None) -> Itera
 
 def open_batch(log: LogReader, batch: Batch) -> Batch:
     """Return a batch of a log with its envelopes opened, where it has some."""
-    return open_envelopes(batch, log.path) if _content(log) == CONTENT else batch
+    return open_envelopes(batch, log.path) if content_of(log) == CONTENT else batch
 
 
-def _content(log: LogReader) -> str:
+def content_of(log: LogReader) -> str:
+    """Return what the records of a log are: ``raw``, or envelopes."""
     return getattr(log, "content", "raw")
 
 
@@ -76,7 +77,7 @@ def _entries_in(log: MessageLogReader, start: int | None, limit: int | None) -> 
         **readable("from", entry.sender),
         **readable("payload", entry.payload),
     } for entry in log.entries(start or 1, EVERYTHING if limit is None else limit))  # fmt: skip
-    with progress_bar("reading", "entries") as bar:
+    with progress_bar("reading", "entries", printing=True) as bar:
         task = bar.add_task("", total=None)
         while chunk := list(islice(rows, DEFAULT_LIMIT)):
             yield chunk

@@ -23,7 +23,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line
 def register(app: typer.Typer) -> None:
     """Add the group ``penstock fold``."""
     group = typer.Typer(no_args_is_help=True, help="Fold logs and buckets into a store, and look into it.")
-    group.command(epilog="Example: penstock fold follow data/orders orders.snap --once")(follow)
+    group.command(epilog="Example: penstock fold follow orders orders.snap --once")(follow)
     group.command(epilog="Example: penstock fold dump routes.snap --json --prefix svc.")(dump)
     group.command(epilog="Example: penstock fold stat routes.snap --json")(stat)
     group.command(epilog="Example: penstock fold verify routes.snap")(verify)

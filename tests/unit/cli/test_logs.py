@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import pty
 import signal
 import subprocess
 from pathlib import Path
@@ -78,6 +79,24 @@ def test_cat_into_head_ends_quietly(ticks: str) -> None:
     command = f"{' '.join(PENSTOCK)} cat {ticks} --json | head -n 1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr, len(done.stdout.splitlines())) == (0, "", 1)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_on_a_terminal_no_bar_is_drawn_between_the_lines(ticks: str, shared: bool) -> None:
+    """A bar is for those who wait: where lines come to the same terminal, they are what moves."""
+    ours, theirs = pty.openpty()
+    out = theirs if shared else subprocess.DEVNULL
+    process = subprocess.Popen([*PENSTOCK, "cat", ticks], stdin=theirs, stdout=out, stderr=theirs)
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            shown += os.read(ours, 1 << 16)
+        except OSError:  # everyone who had the terminal has left
+            break
+    os.close(ours)
+    assert process.wait(60) == 0
+    assert (b"reading" in shown, shown.count(b"tick ")) == ((False, 300) if shared else (True, 0))
 
 
 def test_tail_shows_the_newest(ticks: str) -> None:

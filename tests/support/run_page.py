@@ -1,0 +1,118 @@
+"""Run the examples of a page, Python and shell, top to bottom in the present folder: run_page.py PAGE [NATS_ADDRESS].
+
+Blocks of Python share their names.  Commands that go on until they are interrupted are interrupted.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from command import PENSTOCK
+
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+ADDRESS = "nats://localhost:4222"
+
+# What a page leaves to its reader: calling the functions it defines, and waiting for what never ends.
+AFTER = {
+    "buckets.md": """
+async def bounded(work):
+    try:
+        await asyncio.wait_for(work, 0.5)
+    except TimeoutError:
+        pass
+
+async def after():
+    from penstock.types import WatchCursor
+    async with EmbeddedConnection("buckets") as connection:
+        store = await connection.store("routes")
+        await bounded(lead(store, b"me"))
+        assert (await store.reader.get("leader")).value == b"me"
+        await bounded(follow(store, WatchCursor.of(1)))
+
+asyncio.run(after())
+""",
+    "channels.md": """
+async def after():
+    async with await ChannelManager.open("data") as manager:
+        await rules(manager.channel("ops/east"))
+        assert (await work(manager)).payload == b"mend pump 7"
+
+asyncio.run(after())
+""",
+    "fold.md": """
+import asyncio
+
+async def after():
+    async with EmbeddedConnection("buckets") as connection:
+        await (await connection.store("routes")).writer.put("eu.a", b"10.0.0.1")
+    stop = asyncio.Event()
+    asyncio.get_running_loop().call_later(1.0, stop.set)
+    await main(stop)
+
+asyncio.run(after())
+assert routes == {"eu.a": b"10.0.0.1"}
+""",
+    "follow.md": """
+async def after():
+    stop = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.5, stop.set)
+    with open_log("orders") as log, AppendLogStore.open("kinds.snap") as store:
+        await run(log, store, stop)
+        assert store.count() == 1
+
+asyncio.run(after())
+""",
+    "nats.md": """
+async def after():
+    async with await nats_connect("nats://localhost:4222") as connection:
+        try:
+            await asyncio.wait_for(follow(await connection.store("routes")), 0.5)
+        except TimeoutError:
+            pass
+
+asyncio.run(after())
+""",
+}
+
+
+def commands(block: str) -> Iterator[list[str]]:
+    for line in block.splitlines():
+        words = shlex.split(line.removeprefix("$ "), comments=True) if "penstock " in line else []
+        if words and words[0] == "penstock":
+            yield words[1:]
+
+
+def run_command(words: list[str]) -> None:
+    goes_on = "-f" in words or (words[1] in {"follow", "watch"} and "--once" not in words)
+    process = subprocess.Popen([*PENSTOCK, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    if goes_on:
+        time.sleep(2)
+        process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == 0 or (goes_on and process.returncode == 130), f"penstock {' '.join(words)}\n{said}"
+
+
+def run_page(page: Path, address: str = ADDRESS) -> int:
+    """Return how many examples there were."""
+    names: dict[str, object] = {"__name__": page.stem}
+    count = 0
+    for language, block in [*BLOCK.findall(page.read_text()), ("python", AFTER.get(page.name, ""))]:
+        if language == "python":
+            exec(compile(block.replace(ADDRESS, address), page.name, "exec"), names)
+            count += 1
+            continue
+        for words in commands(block.replace(ADDRESS, address)):
+            run_command(words)
+            count += 1
+    return count
+
+
+if __name__ == "__main__":
+    print(run_page(Path(sys.argv[1]), *sys.argv[2:]))
