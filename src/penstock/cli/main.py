@@ -13,7 +13,6 @@ from typing import Annotated
 
 import typer
 
-from penstock import __version__
 from penstock.cli import bench, channels, demo, kv, logs, pipeline, pipeline_run, queue, state
 from penstock.cli.output import PROBLEM, WRONG_USE, say_problem
 from penstock.errors import OptionsError, PenstockError
@@ -35,7 +34,9 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"penstock {__version__}")
+        from importlib import metadata
+
+        typer.echo(f"penstock {metadata.version('penstock')}")
         raise typer.Exit
 
 

@@ -153,9 +153,8 @@ def _require_queue(folder: str, *, make: bool = False) -> None:
             return
         raise
     if found != "filechannel":
-        raise OptionsError(
-            f"{folder}: {'a file' if os.path.isfile(folder) else f'a log of format {found}'}, not a queue"
-        )
+        what = "a file" if os.path.isfile(folder) else f"a log of format {found}"
+        raise OptionsError(f"{folder}: this is {what}, not a queue")
 
 
 def _options(sync: str, *, collect: bool = True, compression: str = "snappy") -> ChannelOptions:
