@@ -102,9 +102,7 @@ def test_a_missing_permission_is_said(tmp_path: Path, words: str) -> None:
     assert done.stderr.endswith(": Permission denied\n")
 
 
-@pytest.mark.parametrize(
-    "words", ["cat ticks", "cat ticks --json", "tail ticks -n 40000", "stat ticks", "kv ls buckets routes"]
-)
+@pytest.mark.parametrize("words", ["cat ticks", "cat ticks --json", "tail ticks", "stat ticks", "channels ls empty"])
 def test_a_reader_that_leaves_ends_the_command_quietly(place: Path, words: str) -> None:
     process = subprocess.Popen([*PENSTOCK, *words.split()], cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
