@@ -29,5 +29,5 @@ def test_the_examples_of_a_page_run(page: Path, tmp_path: Path) -> None:
 
 
 def test_the_examples_for_nats_run(tmp_path: Path) -> None:
-    with NatsServer(str(tmp_path / "server")) as server:
+    with NatsServer(str(tmp_path)) as server:
         assert examples_of(ROOT / "docs/howto/nats.md", tmp_path, server.url) > 1
