@@ -30,7 +30,7 @@ def bench(
     seconds: Annotated[float, typer.Option(min=0.1, max=60, help="How long each line runs.")] = 1.0,
     json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
-    """Measure appending and reading on the disk a folder is on; what is written is removed."""
+    """Measure appending and reading on a disk, and tidy up after it."""
     from rich.table import Table
 
     from penstock.log.xchannel import Writer

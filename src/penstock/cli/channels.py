@@ -28,7 +28,7 @@ def register(app: typer.Typer) -> None:
 
 
 def ls(data_dir: DataDir, json: JsonOption = False) -> None:
-    """List the channels of a data directory by handler; exit code 1 if one cannot be read."""
+    """List the channels by handler; exit code 1 if one is unreadable."""
     found, problems = read_all(data_dir)
     if json:
         for channel in found:
@@ -46,7 +46,7 @@ def show(
     handler: Annotated[str, typer.Argument(help="The channel, like ops/east.", metavar="HANDLER")],
     json: JsonOption = False,
 ) -> None:
-    """Show one channel: owner, settings, lists, members, and how far its log goes."""
+    """Show one channel: owner, settings, lists, members and its log."""
     from penstock.channels.store import FileChannelStore, channel_hash
 
     store = FileChannelStore(checked(data_dir))

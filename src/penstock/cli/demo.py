@@ -25,7 +25,11 @@ def demo(
     rate: Annotated[int, typer.Option(min=1000, help="With --ticks: ticks a second.")] = 400_000,
     json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
-    """Send a million readings through channels, Spark, the lake and a fold, kill Spark once, and count."""
+    """Carry a million readings through it all, kill Spark, and count.
+
+    Four processes write them to channels; Spark takes them to the lake, is killed once on the way, folds and
+    aggregates them and writes a report.  At the end every count is held against what the writers remember.
+    """
     if ticks:
         from penstock.cli.demo_ticks import show_ticks
 

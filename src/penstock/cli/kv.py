@@ -59,7 +59,7 @@ def put(
     ttl: Annotated[float | None, typer.Option(help="Seconds after which the key vanishes.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Set a key and print its revision; the bucket is made if it is not there."""
+    """Set a key and print its revision; a missing bucket is made."""
     from penstock.cli.buckets import on_bucket, writer_of
 
     if sum((create, revision is not None, ttl is not None)) > 1:
@@ -86,7 +86,7 @@ def put(
 def delete(
     place: PlaceArgument,
     bucket: BucketArgument,
-    keys: Annotated[list[str], typer.Argument(metavar="KEY...", help="What to remove.")],
+    keys: Annotated[list[str], typer.Argument(metavar="KEY", help="What to remove.")],
     purge: Annotated[bool, typer.Option("--purge", help="Together with its history.")] = False,
 ) -> None:
     """Remove keys, whether they are there or not."""
@@ -103,10 +103,10 @@ def delete(
 def ls(
     place: PlaceArgument,
     bucket: BucketArgument,
-    prefix: Annotated[str, typer.Argument(metavar="[PREFIX]", help="Only keys below it; ends in a dot.")] = "",
+    prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="Only keys below it; ends in a dot.")] = "",
     json: JsonOption = False,
 ) -> None:
-    """List the live keys in key order; with --json also revision and size."""
+    """List the live keys in order; with --json revision and size too."""
     from penstock.cli.buckets import on_bucket, revision_of
 
     batch = on_bucket(place, bucket, lambda store: store.reader.scan(prefix))
@@ -123,12 +123,12 @@ def ls(
 def watch(
     place: PlaceArgument,
     bucket: BucketArgument,
-    prefixes: Annotated[list[str] | None, typer.Argument(metavar="[PREFIX...]", help="Only keys below these.")] = None,
+    prefixes: Annotated[list[str] | None, typer.Argument(metavar="PREFIX", help="Only keys below these.")] = None,
     from_: Annotated[int | None, typer.Option("--from", min=1, help="Only what came after this revision.")] = None,
     once: Annotated[bool, typer.Option("--once", help="End when everything there is was printed.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Print the current state of a bucket and then its changes, until interrupted."""
+    """Print the keys of a bucket, then its changes until interrupted."""
     from penstock.cli.buckets import on_bucket, print_updates, start_watch
 
     async def work(store: KvStore) -> None:

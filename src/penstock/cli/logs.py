@@ -36,7 +36,7 @@ def cat(
     limit: Annotated[int | None, typer.Option(min=0, help="Stop after this many records.")] = None,
     format: FormatOption = None,
 ) -> None:
-    """Print the records of a log, oldest first, and end where it ends now."""
+    """Print the records of a log, oldest first, up to its present end."""
     from penstock.cli.records import print_rows, rows_in
     from penstock.log.detect import open_log
 

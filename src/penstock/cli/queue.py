@@ -32,7 +32,7 @@ def register(app: typer.Typer) -> None:
 def send(
     folder: Folder,
     text: Annotated[
-        list[str] | None, typer.Argument(metavar="[TEXT]...", help="Messages; - or none: a message a line of stdin.")
+        list[str] | None, typer.Argument(metavar="TEXT", help="Messages; - or none: a message a line of stdin.")
     ] = None,
     sync: Annotated[str, typer.Option(help="When it survives a power cut: none, interval or always.")] = "always",
     json: Json = False,
@@ -100,7 +100,7 @@ def recv(
 
 
 def compact(folder: Folder, json: Json = False) -> None:
-    """Compress the sealed segments of a queue now, all but the newest of them."""
+    """Compress the sealed segments of a queue, all but the newest."""
     from penstock.log.filechannel import FileChannel
 
     _require_queue(folder)
@@ -115,7 +115,7 @@ def compact(folder: Folder, json: Json = False) -> None:
 
 
 def gc(folder: Folder, json: Json = False) -> None:
-    """Remove the segments of a queue that every named receiver has acknowledged."""
+    """Remove what every named receiver of a queue has acknowledged."""
     from penstock.log.filechannel import FileChannel
 
     _require_queue(folder)
@@ -129,7 +129,7 @@ def gc(folder: Folder, json: Json = False) -> None:
 
 
 def repair(folder: Folder, json: Json = False) -> None:
-    """Make a sound queue of what is whole in a damaged one; what is not is kept beside it as .bad."""
+    """Mend a damaged queue; what is not whole is kept aside as .bad."""
     from penstock.log.filechannel import repair as mend
 
     _require_queue(folder)

@@ -47,7 +47,7 @@ def follow(
     on_replaced: Annotated[str, typer.Option(help="Of a log, when it was recreated: refuse or restart.")] = "refuse",
     json: Annotated[bool, typer.Option("--json", help="At the end, one JSON object.")] = False,
 ) -> None:
-    """Fold a log or a bucket into a store and keep it current, until interrupted."""
+    """Fold a log or a bucket into a store and keep it current."""
     from penstock.cli.follow import fold_into
     from penstock.fold import FollowOptions
 
@@ -81,7 +81,7 @@ def dump(
 
 
 def stat(path: PathArgument, json: JsonOption = False) -> None:
-    """Say which backend, how many entries, which cursor and which digest."""
+    """Say which backend, how many entries, which cursor and digest."""
     from penstock.store import open_store
 
     with open_store(path) as store:
@@ -93,7 +93,7 @@ def stat(path: PathArgument, json: JsonOption = False) -> None:
 
 
 def verify(path: PathArgument, json: JsonOption = False) -> None:
-    """Read everything, compute the digest anew, and list what is wrong; exit code 1 if something is."""
+    """Read everything again; exit code 1 if something is wrong."""
     from penstock.store import open_store
 
     entries, digest, problems = None, None, []

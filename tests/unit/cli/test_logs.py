@@ -185,9 +185,17 @@ def test_help_shows_an_example(command: str) -> None:
     assert f"Example: penstock {command}" in penstock(command, "--help").stdout
 
 
-def test_help_names_every_format() -> None:
+def test_help_names_every_format_and_what_happens_without() -> None:
     shown = penstock("cat", "--help").stdout
     assert [name for name in FORMATS if name not in shown] == []
+    assert "[default: what" in shown  # brackets are no markup
+
+
+@pytest.mark.parametrize("group", ["", "kv", "fold", "channels"])
+def test_every_command_is_explained_on_one_line(group: str) -> None:
+    _, _, listed = penstock(*group.split(), "--help").stdout.partition("Commands:\n")
+    assert listed
+    assert "..." not in listed
 
 
 def test_bench_and_demo_run_and_end_by_themselves(tmp_path: Path) -> None:
