@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.output import PROBLEM, emit_json, emit_lines, print_facts, progress_bar, stderr
+from penstock.cli.output import PROBLEM, counted, emit_json, emit_lines, print_facts, progress_bar, stderr
 
 if TYPE_CHECKING:
     from penstock.batch import Batch
@@ -104,8 +104,8 @@ def verify(path: PathArgument, json: JsonOption = False, format: FormatOption = 
         emit_json({"path": path, "format": kind, "ok": not problems, "problems": problems})
     else:
         emit_lines(f"{problem}\n".encode() for problem in problems)
-        count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''} in {path}"
-        stderr.print(count if problems else f"{path}: no problem found", soft_wrap=True)
+        found = counted(len(problems), "problem") if problems else "no problem found"
+        stderr.print(f"{path}: {found}", soft_wrap=True)
     if problems:
         raise typer.Exit(PROBLEM)
 

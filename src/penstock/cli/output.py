@@ -17,7 +17,17 @@ from rich.console import Console
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-__all__ = ["emit_json", "emit_lines", "fail", "print_facts", "progress_bar", "say_problem", "stderr", "stdout"]
+__all__ = [
+    "counted",
+    "emit_json",
+    "emit_lines",
+    "fail",
+    "print_facts",
+    "progress_bar",
+    "say_problem",
+    "stderr",
+    "stdout",
+]
 
 PROBLEM = 1
 WRONG_USE = 2
@@ -56,6 +66,15 @@ def _leave_quietly() -> NoReturn:
     """Leave without a word: ``penstock cat ticks | head`` has done what was asked."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the last flush finds a place too
     raise typer.Exit(0) from None
+
+
+def counted(number: int, what: str) -> str:
+    """Return a number of things.
+
+    >>> counted(1, "problem"), counted(2000, "problem")
+    ('1 problem', '2,000 problems')
+    """
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def print_facts(facts: Mapping[str, str]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.output import PROBLEM, emit_json, emit_lines, stderr
+from penstock.cli.output import PROBLEM, counted, emit_json, emit_lines, stderr
 from penstock.errors import OptionsError
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def compact(folder: Folder, json: Json = False) -> None:
     if json:
         emit_json({"bytes_before": before, "bytes_after": after})
     else:
-        stderr.print(f"{before} bytes before, {after} after")
+        stderr.print(f"{before:,} bytes before, {after:,} after")
 
 
 def gc(folder: Folder, json: Json = False) -> None:
@@ -125,7 +125,7 @@ def gc(folder: Folder, json: Json = False) -> None:
     if json:
         emit_json({"removed": removed, "first_position": first})
     else:
-        stderr.print(f"{removed} segments removed")
+        stderr.print(f"{counted(removed, 'segment')} removed")
 
 
 def repair(folder: Folder, json: Json = False) -> None:
@@ -139,7 +139,7 @@ def repair(folder: Folder, json: Json = False) -> None:
         return
     for problem in problems:
         stderr.print(str(problem), soft_wrap=True)
-    stderr.print(f"{len(problems)} problems mended" if problems else "nothing to mend")
+    stderr.print(f"{counted(len(problems), 'problem')} mended" if problems else "nothing to mend")
 
 
 def _require_queue(folder: str, *, make: bool = False) -> None:
