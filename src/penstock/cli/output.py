@@ -29,6 +29,9 @@ __all__ = [
     "stdout",
 ]
 
+WIDE = 1000
+"""Columns where there is no terminal: no cell of a table is cut for a file or a pipe."""
+
 PROBLEM = 1
 WRONG_USE = 2
 
@@ -38,6 +41,8 @@ class Plain(Console):
 
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, markup=False, highlight=False, emoji=False)
+        if not self.is_terminal:
+            self.width = WIDE
 
     def on_broken_pipe(self) -> None:
         """Leave as ``emit_lines`` does."""

@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import typer
+from command import penstock
 from typer.testing import CliRunner
 
 from penstock.channels import FileChannelStore, channel_hash
@@ -71,6 +73,13 @@ def test_the_forms_for_people_name_the_same_things(tmp_path: Path) -> None:
     shown = run("show", str(tmp_path), "ops/east").stdout
     for word in ("zoe@localhost", "max_clients=100", "example.com=*", "Fifo", "last_seq"):
         assert word in shown
+
+
+def test_a_table_is_not_cut_where_there_is_no_terminal(tmp_path: Path) -> None:
+    handler = "/".join(["a-rather-long-part-of-a-name"] * 5)
+    FileChannelStore(str(tmp_path)).save(msgspec.structs.replace(FULL, handler=handler))
+    (row,) = (line for line in penstock("channels", "ls", tmp_path).stdout.splitlines() if "a-rather" in line)
+    assert row.split()[0] == handler
 
 
 def test_a_wrong_place_or_name_is_wrong_use(tmp_path: Path) -> None:
