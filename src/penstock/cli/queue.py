@@ -1,4 +1,4 @@
-"""Commands for queues: send, recv, compact, gc, repair.  Data on stdout, everything else on stderr."""
+"""Commands for queues: send, recv, forget, compact, gc, repair.  Data on stdout, everything else on stderr."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 
 from penstock.batch import payload_text
 from penstock.errors import Backpressure, ClosedError, PenstockError
-from penstock.log.filechannel import ChannelOptions, FileChannel, repair
+from penstock.log.filechannel import ChannelOptions, FileChannel, FileChannelLog, repair
 from penstock.log.filechannel.receiver import Receiver
 from penstock.log.options import SyncMode
 
@@ -25,6 +25,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands to an app."""
     app.command("send")(send)
     app.command("recv")(recv)
+    app.command("forget")(forget)
     app.command("compact")(compact)
     app.command("gc")(gc)
     app.command("repair")(repair_folder)
@@ -101,15 +102,34 @@ def recv(
             raise typer.Exit(1)
 
 
+def forget(
+    folder: Folder,
+    name: Annotated[str, typer.Argument(help="the receiver that will not come back")],
+    json: Json = False,
+) -> None:
+    """Remove a named receiver for good: nothing is kept for it any more, and gc can remove what it held.
+
+    Example: penstock forget jobs worker
+    """
+    with _problems(), FileChannel.attach(folder) as view:
+        view.forget(name)
+        if json:
+            _print({"forgotten": name})
+        else:
+            typer.echo(f"{name} is forgotten", err=True)
+
+
 def compact(folder: Folder, json: Json = False) -> None:
     """Compress the sealed segments now, all but the newest of them.
 
     Example: penstock compact jobs
     """
-    with _problems(), FileChannel.open(folder, _options("interval", collect=False)) as channel:
-        before = channel.stats().disk_bytes
-        channel.compact()
-        after = channel.stats().disk_bytes
+    with _problems():
+        with FileChannelLog(folder) as log:  # before it is opened, which begins to compress
+            before = log.stat()["bytes"]
+        with FileChannel.open(folder, _options("interval", collect=False)) as channel:
+            channel.compact()
+            after = channel.stats().disk_bytes
         if json:
             _print({"bytes_before": before, "bytes_after": after})
         else:
