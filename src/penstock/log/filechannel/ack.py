@@ -13,7 +13,9 @@ from penstock.log.filechannel.receiver import OnDamage, Receiver, Source, Start,
 from penstock.log.filechannel.segments import Walk
 from penstock.log.sidecar import Register
 
-__all__ = ["AckReceiver"]
+__all__ = ["AckReceiver", "Bury"]
+
+Bury = Callable[[list[bytes]], None]
 
 
 class AckReceiver(Receiver):
@@ -49,7 +51,7 @@ class AckReceiver(Receiver):
         lock: Lock | None = None,
         durable: bool = False,
         max_tries: int = 0,
-        bury: Callable[[list[bytes]], None] | None = None,
+        bury: Bury | None = None,
     ) -> None:
         self.name = name
         self._register, self._log_id, self._name_lock, self._durable = register, log_id, lock, durable
@@ -123,9 +125,9 @@ class AckReceiver(Receiver):
 
     def seek(self, position: Start | int) -> None:
         """Go to a position and hold from there: what was received before is no longer waiting for an ack."""
-        target = resolve(self._source, position)
-        with self._lock:
+        with self._lock, self._source.still():
             self._check_open()
+            target = resolve(self._source, position)
             self._move(target)
             self._restart(target)
 

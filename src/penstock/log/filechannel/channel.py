@@ -20,7 +20,7 @@ from penstock.errors import CorruptionError, LockedError, OptionsError, Penstock
 from penstock.log.filechannel.ack import AckReceiver
 from penstock.log.filechannel.options import ChannelOptions
 from penstock.log.filechannel.packer import Packer
-from penstock.log.filechannel.receiver import OnDamage, Receiver, Start
+from penstock.log.filechannel.receiver import Receiver
 from penstock.log.filechannel.recover import find_tail, readable_cursors
 from penstock.log.filechannel.retain import Retention
 from penstock.log.filechannel.sender import Sender
@@ -102,25 +102,7 @@ class FileChannel(ChannelReceivers):
         """Look on at a channel that another process owns, or nobody: receivers, and nothing is sent."""
         return ChannelView(os.fspath(path).rstrip("/") or "/", disk or PosixDisk())
 
-    # --- Receivers: nothing is collected between finding their place and holding it
-
-    def rx(self, start: Start | int = "first", *, on_damage: OnDamage = "raise") -> Receiver:
-        """Return a receiver of everything from ``start`` on: ``first``, ``latest``, or a position."""
-        with self._retention.mutex:
-            return super().rx(start, on_damage=on_damage)
-
-    def ack_rx(
-        self,
-        name: str | None = None,
-        start: Start | int = "first",
-        *,
-        on_damage: OnDamage = "raise",
-        max_tries: int = 0,
-        dead_letters: str | os.PathLike[str] | None = None,
-    ) -> AckReceiver:
-        """Return a receiver that acknowledges; see ChannelView.ack_rx, which is the same."""
-        with self._retention.mutex:
-            return super().ack_rx(name, start, on_damage=on_damage, max_tries=max_tries, dead_letters=dead_letters)
+    # --- Receivers
 
     def forget(self, name: str) -> None:
         """Remove a named receiver for good: it holds nothing any more.  LockedError while it is open."""
@@ -192,6 +174,10 @@ class FileChannel(ChannelReceivers):
         )
 
     # --- For receivers
+
+    def still(self) -> contextlib.AbstractContextManager[Any]:
+        """Collect nothing while a receiver finds its place; used by receivers."""
+        return self._retention.mutex
 
     @property
     def visible(self) -> int:

@@ -55,6 +55,9 @@ class Source(Protocol):
     def end(self) -> int:
         """Where the channel ends now."""
 
+    def still(self) -> contextlib.AbstractContextManager[Any]:
+        """Collect nothing while a receiver finds its place."""
+
     def moved(self, position: int) -> None:
         """Note that a receiver has passed everything below ``position``."""
 
@@ -222,10 +225,9 @@ class Receiver(ClosingHandle):
 
     def seek(self, position: Start | int) -> None:
         """Go to the first or the latest message, or to one by its position; a refused seek changes nothing."""
-        target = resolve(self._source, position)
-        with self._lock:
+        with self._lock, self._source.still():
             self._check_open()
-            self._put(target)
+            self._put(resolve(self._source, position))
         self._source.moved(self.held)
 
     def skip_damage(self) -> Problem | None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
 import weakref
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from penstock.disk import Backoff, ClosingHandle, Disk, Lock
 from penstock.errors import ClosedError, CorruptionError, ExpiredError, LockedError, OptionsError
-from penstock.log.filechannel.ack import AckReceiver
+from penstock.log.filechannel.ack import AckReceiver, Bury
 from penstock.log.filechannel.log import check_same, end_of
 from penstock.log.filechannel.options import ChannelOptions
 from penstock.log.filechannel.receiver import OnDamage, Receiver, Start, aligned, resolve
@@ -65,6 +66,10 @@ class ChannelReceivers(ClosingHandle):
     def moved(self, position: int) -> None:
         """Note that a receiver has passed everything below ``position``; used by receivers."""
 
+    def still(self) -> contextlib.AbstractContextManager[Any]:
+        """Collect nothing while a receiver finds its place, where that is in our power; used by receivers."""
+        return contextlib.nullcontext()
+
     def joined(self, receiver: Receiver) -> None:
         """Note that a receiver was opened."""
         self._receivers[id(receiver)] = receiver
@@ -80,8 +85,9 @@ class ChannelReceivers(ClosingHandle):
     def rx(self, start: Start | int = "first", *, on_damage: OnDamage = "raise") -> Receiver:
         """Return a receiver of everything from ``start`` on: ``first``, ``latest``, or a position."""
         self._check_open()
-        receiver = Receiver(self, resolve(self, start), on_damage)
-        self.joined(receiver)
+        with self.still():
+            receiver = Receiver(self, resolve(self, start), on_damage)
+            self.joined(receiver)
         return receiver
 
     def ack_rx(
@@ -104,10 +110,17 @@ class ChannelReceivers(ClosingHandle):
             raise OptionsError(f"max_tries={max_tries}: must not be negative")
         target = os.fspath(dead_letters) if dead_letters is not None else self.path + "-dead"
         bury = (lambda payloads: _bury(target, payloads, self._disk)) if max_tries else None
-        if name is None:
-            receiver = AckReceiver(self, resolve(self, start), on_damage, max_tries=max_tries, bury=bury)
+        with self.still():
+            if name is None:
+                receiver = AckReceiver(self, resolve(self, start), on_damage, max_tries=max_tries, bury=bury)
+            else:
+                receiver = self._named(name, start, on_damage, max_tries, bury)
             self.joined(receiver)
-            return receiver
+        return receiver
+
+    def _named(
+        self, name: str, start: Start | int, on_damage: OnDamage, max_tries: int, bury: Bury | None
+    ) -> AckReceiver:
         self._known(name)  # refuses what is no name
         lock = self._lock_name(name)
         try:
@@ -120,15 +133,13 @@ class ChannelReceivers(ClosingHandle):
             while position < (first := self.folder.first_position()):  # collected just before that
                 position = first
                 register.write(log_id, position)
+            return AckReceiver(
+                self, position, on_damage, name=name, register=register, log_id=log_id, lock=lock,
+                durable=self._durable_acks, max_tries=max_tries, bury=bury,
+            )  # fmt: skip
         except BaseException:
             lock.release()
             raise
-        receiver = AckReceiver(
-            self, position, on_damage, name=name, register=register, log_id=log_id, lock=lock,
-            durable=self._durable_acks, max_tries=max_tries, bury=bury,
-        )  # fmt: skip
-        self.joined(receiver)
-        return receiver
 
     def forget(self, name: str) -> None:
         """Remove a named receiver for good: it holds nothing any more.  LockedError while it is open."""
