@@ -12,6 +12,7 @@ import typer
 from penstock.batch import payload_text
 from penstock.errors import Backpressure, ClosedError, PenstockError
 from penstock.log.filechannel import ChannelOptions, FileChannel, FileChannelLog, repair
+from penstock.log.filechannel.options import Compression
 from penstock.log.filechannel.receiver import Receiver
 from penstock.log.options import SyncMode
 
@@ -127,7 +128,7 @@ def compact(folder: Folder, json: Json = False) -> None:
     with _problems():
         with FileChannelLog(folder) as log:  # before it is opened, which begins to compress
             before = log.stat()["bytes"]
-        with FileChannel.open(folder, _options("interval", collect=False)) as channel:
+        with FileChannel.open(folder, _options("interval", by_hand=True)) as channel:
             channel.compact()
             after = channel.stats().disk_bytes
         if json:
@@ -141,7 +142,7 @@ def gc(folder: Folder, json: Json = False) -> None:
 
     Example: penstock gc jobs
     """
-    with _problems(), FileChannel.open(folder, _options("interval", collect=False, compression="none")) as channel:
+    with _problems(), FileChannel.open(folder, _options("interval", by_hand=True, compression="none")) as channel:
         removed = channel.gc()
         if json:
             _print({"removed": removed, "first_position": channel.stats().first_position})
@@ -164,9 +165,10 @@ def repair_folder(folder: Folder, json: Json = False) -> None:
             typer.echo(f"{len(problems)} problems mended" if problems else "nothing to mend", err=True)
 
 
-def _options(sync: str, *, collect: bool = True, compression: str = "snappy") -> ChannelOptions:
+def _options(sync: str, *, by_hand: bool = False, compression: Compression = "snappy") -> ChannelOptions:
+    """Return options; ``by_hand`` is for looking after a channel: nothing is made and nothing collected unasked."""
     mode: SyncMode = sync  # type: ignore[assignment]  # checked by the options themselves
-    return ChannelOptions(sync=mode, collect=collect, compression=compression)  # type: ignore[arg-type]
+    return ChannelOptions(sync=mode, collect=not by_hand, create=not by_hand, compression=compression)
 
 
 def _print(value: object) -> None:
