@@ -302,6 +302,8 @@ class FileChannel(ChannelReceivers):
 
     def forked(self) -> None:
         """Close in the child of a fork; the channel and its lock stay the parent's."""
+        if not hasattr(self, "_spool"):
+            return  # it could not be opened, or another thread is just about to: nobody has it here
         self._spool.forked()
         if self._packer is not None:
             self._packer.forked()

@@ -583,6 +583,8 @@ def test_senders_and_receivers_do_not_survive_a_fork_and_the_parent_goes_on(tmp_
         channel.append_many([b"one", b"two"])
         tx, handles = channel.tx(), [channel.rx(), channel.ack_rx(), channel.ack_rx("worker"), view.rx()]
         assert [rx.recv(timeout=1) for rx in handles] == [b"one"] * 4
+        with pytest.raises(LockedError) as refused:  # as long as this is remembered, so is what could not be opened
+            FileChannel.open(tmp_path / "c", FAST)
         child = os.fork()
         if not child:
             told = 0
@@ -598,6 +600,7 @@ def test_senders_and_receivers_do_not_survive_a_fork_and_the_parent_goes_on(tmp_
         assert tx.send(b"three") == 22
         with pytest.raises(LockedError):
             view.ack_rx("worker")
+        del refused
 
 
 def test_a_receiver_without_a_name_holds_nothing_in_another_process_and_is_told(tmp_path: Path) -> None:
