@@ -4,19 +4,28 @@ from __future__ import annotations
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 
 from penstock.disk import MemoryDisk
 from penstock.log.filechannel import ChannelOptions, FileChannel
-
-TRIES = 3
 
 
 class Acks(RuleBasedStateMachine):
     """One channel, one receiver named "worker", and what both should be."""
 
-    @initialize(segment_bytes=st.sampled_from([30, 200, 1 << 20]), compression=st.sampled_from(["none", "snappy"]))
-    def begin(self, segment_bytes: int, compression: str) -> None:
+    @initialize(
+        segment_bytes=st.sampled_from([30, 200, 1 << 20]),
+        compression=st.sampled_from(["none", "snappy"]),
+        most=st.integers(1, 3),
+    )
+    def begin(self, segment_bytes: int, compression: str, most: int) -> None:
+        self.most = most
         self.options = ChannelOptions(
             sync="none",
             segment_bytes=segment_bytes,
@@ -33,7 +42,7 @@ class Acks(RuleBasedStateMachine):
 
     def open(self) -> None:
         self.channel = FileChannel.open("c", self.options, disk=self.disk)
-        self.rx = self.channel.ack_rx("worker", max_tries=TRIES)
+        self.rx = self.channel.ack_rx("worker", max_tries=self.most)
         self.tries = [0] * len(self.sent)
 
     def teardown(self) -> None:
@@ -71,29 +80,39 @@ class Acks(RuleBasedStateMachine):
         assert len(batch) or self.handed == len(self.sent)
         self.handed += len(batch)
 
-    @rule(data=st.data())
-    def acknowledge(self, data: st.DataObject) -> None:
-        count = data.draw(st.one_of(st.none(), st.integers(0, self.handed - self.acked)))
+    @rule(count=st.one_of(st.none(), st.integers(0, 60)))
+    def acknowledge(self, count: int | None) -> None:
+        count = None if count is None else min(count, self.handed - self.acked)
         self.rx.ack(count)
         self.acked = self.handed if count is None else self.acked + count
 
-    @precondition(lambda self: self.handed > self.acked)
-    @rule(data=st.data())
-    def fail(self, data: st.DataObject) -> None:
-        count = data.draw(st.integers(1, self.handed - self.acked))
+    @rule(count=st.integers(1, 60))
+    def fail(self, count: int) -> None:
+        count = min(count, self.handed - self.acked)
+        if not count:
+            return
         for index in range(self.acked, self.acked + count):
             self.tries[index] += 1
         dead = 0
-        while dead < count and self.tries[self.acked + dead] >= TRIES:
+        while dead < count and self.tries[self.acked + dead] >= self.most:
             self.dead.append(self.sent[self.acked + dead])
             dead += 1
         assert self.rx.nack(count) == dead
         self.acked += dead
         self.handed = self.acked
 
-    @rule(data=st.data())
-    def seek(self, data: st.DataObject) -> None:
-        target = data.draw(st.integers(0, len(self.sent)))
+    @rule(new=st.integers(0, 20), limit=st.integers(1, 30), done=st.integers(0, 20), failed=st.integers(0, 20))
+    def turn(self, new: int, limit: int, done: int, failed: int) -> None:
+        """What workers do all day: some come, some are done, some fail."""
+        self.send(new + 1, together=new % 2 == 0)
+        self.receive_many(limit)
+        self.receive_one()
+        self.acknowledge(done)
+        self.fail(failed + 1)
+
+    @rule(index=st.integers(0, 200))
+    def seek(self, index: int) -> None:
+        target = min(index, len(self.sent))
         self.rx.seek(self.at(target))
         self.tries = [tries if index >= target else 0 for index, tries in enumerate(self.tries)]
         self.handed = self.acked = target
@@ -101,9 +120,6 @@ class Acks(RuleBasedStateMachine):
     @rule()
     def rotate(self) -> None:
         self.channel.rotate()
-
-    @rule()
-    def compact(self) -> None:
         self.channel.compact()
 
     @rule(closed=st.booleans())
@@ -123,5 +139,5 @@ class Acks(RuleBasedStateMachine):
             assert self.channel.stats().receivers == {"worker": self.at(self.acked)}
 
 
-Acks.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
-TestAcks = Acks.TestCase
+def test_a_named_receiver_stands_where_a_list_and_two_numbers_say() -> None:
+    run_state_machine_as_test(Acks, settings=settings(max_examples=60, stateful_step_count=30, deadline=None))
