@@ -12,6 +12,7 @@ Pro), not measured here.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import shutil
 import tempfile
@@ -53,6 +54,33 @@ def penstock_one(folder: str, payload: bytes, count: int, sync: str = "none") ->
 
 def penstock_interval(folder: str, payload: bytes, count: int) -> Seconds:
     return penstock_one(folder, payload, count, "interval")
+
+
+def penstock_acked(folder: str, payload: bytes, count: int) -> Seconds:
+    """Each message is acknowledged by itself, in the file of a named receiver."""
+    with FileChannel.open(folder, ChannelOptions(sync="none", compression="none")) as channel:
+        rx = channel.ack_rx("bench")
+
+        def work() -> None:
+            rx.recv()
+            rx.ack()
+
+        return one_by_one(channel.tx().send, work, payload, count)
+
+
+def penstock_asyncio(folder: str, payload: bytes, count: int) -> Seconds:
+    with FileChannel.open(folder, ChannelOptions(sync="none", compression="none")) as channel:
+        tx, rx = channel.tx(), channel.rx()
+
+        async def write() -> None:
+            for _ in range(count):
+                await tx.asend(payload)
+
+        async def read() -> None:
+            for _ in range(count):
+                await rx.arecv()
+
+        return timed(lambda: asyncio.run(write())), timed(lambda: asyncio.run(read()))
 
 
 def penstock_many(
@@ -192,6 +220,8 @@ def run(quick: bool, sizes: list[int], where: str | None = None) -> list[dict[st
             "penstock, batches": measure(penstock_many, payload, many, where),
             "penstock, batches to bytes": measure(penstock_list, payload, many, where),
             "penstock, one at a time, interval sync": measure(penstock_interval, payload, one, where),
+            "penstock, one at a time, acknowledged": measure(penstock_acked, payload, one, where),
+            "penstock, one at a time, asyncio": measure(penstock_asyncio, payload, one, where),
         }
         peers = {name: measure(work, payload, peer, where) for name, work in PEERS.items()}
         best = max(rate[2] for rate in peers.values())

@@ -1,4 +1,4 @@
-"""Commands for queues: send, recv, forget, compact, gc, repair.  Data on stdout, everything else on stderr."""
+"""Commands for queues: send, recv, compact, gc, repair.  Data on stdout, everything else on stderr."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import typer
 
 from penstock.batch import payload_text
 from penstock.errors import Backpressure, ClosedError, PenstockError
-from penstock.log.filechannel import ChannelOptions, FileChannel, FileChannelLog, repair
-from penstock.log.filechannel.options import Compression
+from penstock.log.filechannel import ChannelOptions, FileChannel, repair
 from penstock.log.filechannel.receiver import Receiver
 from penstock.log.options import SyncMode
 
@@ -26,7 +25,6 @@ def register(app: typer.Typer) -> None:
     """Add the commands to an app."""
     app.command("send")(send)
     app.command("recv")(recv)
-    app.command("forget")(forget)
     app.command("compact")(compact)
     app.command("gc")(gc)
     app.command("repair")(repair_folder)
@@ -103,34 +101,15 @@ def recv(
             raise typer.Exit(1)
 
 
-def forget(
-    folder: Folder,
-    name: Annotated[str, typer.Argument(help="the receiver that will not come back")],
-    json: Json = False,
-) -> None:
-    """Remove a named receiver for good: nothing is kept for it any more, and gc can remove what it held.
-
-    Example: penstock forget jobs worker
-    """
-    with _problems(), FileChannel.attach(folder) as view:
-        view.forget(name)
-        if json:
-            _print({"forgotten": name})
-        else:
-            typer.echo(f"{name} is forgotten", err=True)
-
-
 def compact(folder: Folder, json: Json = False) -> None:
     """Compress the sealed segments now, all but the newest of them.
 
     Example: penstock compact jobs
     """
-    with _problems():
-        with FileChannelLog(folder) as log:  # before it is opened, which begins to compress
-            before = log.stat()["bytes"]
-        with FileChannel.open(folder, _options("interval", by_hand=True)) as channel:
-            channel.compact()
-            after = channel.stats().disk_bytes
+    with _problems(), FileChannel.open(folder, _options("interval", collect=False)) as channel:
+        before = channel.stats().disk_bytes
+        channel.compact()
+        after = channel.stats().disk_bytes
         if json:
             _print({"bytes_before": before, "bytes_after": after})
         else:
@@ -142,7 +121,7 @@ def gc(folder: Folder, json: Json = False) -> None:
 
     Example: penstock gc jobs
     """
-    with _problems(), FileChannel.open(folder, _options("interval", by_hand=True, compression="none")) as channel:
+    with _problems(), FileChannel.open(folder, _options("interval", collect=False, compression="none")) as channel:
         removed = channel.gc()
         if json:
             _print({"removed": removed, "first_position": channel.stats().first_position})
@@ -165,10 +144,9 @@ def repair_folder(folder: Folder, json: Json = False) -> None:
             typer.echo(f"{len(problems)} problems mended" if problems else "nothing to mend", err=True)
 
 
-def _options(sync: str, *, by_hand: bool = False, compression: Compression = "snappy") -> ChannelOptions:
-    """Return options; ``by_hand`` is for looking after a channel: nothing is made and nothing collected unasked."""
+def _options(sync: str, *, collect: bool = True, compression: str = "snappy") -> ChannelOptions:
     mode: SyncMode = sync  # type: ignore[assignment]  # checked by the options themselves
-    return ChannelOptions(sync=mode, collect=not by_hand, create=not by_hand, compression=compression)
+    return ChannelOptions(sync=mode, collect=collect, compression=compression)  # type: ignore[arg-type]
 
 
 def _print(value: object) -> None:

@@ -81,28 +81,6 @@ def test_compact_gc_and_repair(tmp_path: Path, run) -> None:  # type: ignore[no-
     assert len(run("recv", folder, "--timeout", 0).stdout.splitlines()) == 40
 
 
-def test_a_receiver_that_will_not_come_back_is_forgotten(tmp_path: Path, run) -> None:  # type: ignore[no-untyped-def]
-    folder = tmp_path / "jobs"
-    with FileChannel.open(folder, ChannelOptions(sync="none", segment_bytes=1000, compression="none")) as channel:
-        channel.append_many([b"x" * 100] * 100)
-        channel.ack_rx("gone").close()
-    with FileChannel.attach(folder) as view, view.ack_rx("here", "latest"):
-        assert lines(run("gc", folder, "--json")) == [{"removed": 0, "first_position": 0}]
-        assert lines(run("forget", folder, "gone", "--json")) == [{"forgotten": "gone"}]
-        assert lines(run("gc", folder, "--json"))[0]["removed"] == 9
-        busy = run("forget", folder, "here")
-        assert (busy.exit_code, "'here' at the moment" in busy.stderr) == (1, True)
-    assert run("forget", folder, "gone").exit_code == 2
-    assert run("forget", folder, "../x").exit_code == 2
-
-
-def test_looking_after_a_channel_makes_none(tmp_path: Path, run) -> None:  # type: ignore[no-untyped-def]
-    for command in (["compact"], ["gc"], ["repair"], ["recv", "--timeout", "0"], ["forget", "x"]):
-        wrong = run(command[0], tmp_path / "misspelt", *command[1:])
-        assert (wrong.exit_code, "there is no channel here" in wrong.stderr) == (2, True), command
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_wrong_use_exits_with_2_and_trouble_with_1(tmp_path: Path, run) -> None:  # type: ignore[no-untyped-def]
     assert run("recv", tmp_path / "nothing").exit_code == 2
     assert run("recv", tmp_path, "--ack").exit_code == 2
