@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import takewhile
@@ -101,6 +102,13 @@ class AckReceiver(Receiver):
             self._done = done
             while self._chunks and self._chunks[0].stop <= done:
                 self._chunks.popleft()
+
+    async def aack(self, n: int | None = None) -> None:
+        """Acknowledge from asyncio: on a thread where it waits for the disk, which is with ``sync="always"``."""
+        if self._durable:
+            await asyncio.to_thread(self.ack, n)
+        else:
+            self.ack(n)
 
     def nack(self, n: int = 1) -> int:
         """Say that the ``n`` oldest unacknowledged messages failed: they, and all behind them, come again.

@@ -233,7 +233,8 @@ class Receiver(ClosingHandle):
     def skip_damage(self) -> Problem | None:
         """Step over a damaged place to the next message that is whole; return what was stepped over.
 
-        Only after a CorruptionError.  None when it stands on nothing that is wrong.
+        Only after a CorruptionError.  None when it stands on nothing that is wrong.  A receiver that acknowledges does
+        so for the damaged place together with the first message behind it.
         """
         with self._lock:
             found = self._walk.skip_damage(self.position, self._source.visible)

@@ -23,7 +23,7 @@ from penstock import kernel
 from penstock.disk import Backoff, Disk, File
 from penstock.disk.commit import GROUP, Committer
 from penstock.errors import Backpressure, ClosedError, OptionsError, ReadOnlyError, Timeout
-from penstock.log.filechannel.format import HEADER_BYTES, LAST_POSITION, Header, segment_path
+from penstock.log.filechannel.format import HEADER_BYTES, LAST_INDEX, LAST_POSITION, Header, segment_path
 from penstock.log.filechannel.frames import Frames
 from penstock.log.filechannel.options import ChannelOptions
 from penstock.log.filechannel.recover import NEW, Tail
@@ -297,6 +297,8 @@ class Spool:
 
     def _make_segment(self, index: int, begin: int) -> File:
         """Make a segment that has its header before it has its name."""
+        if index > LAST_INDEX:
+            raise OptionsError(f"{self.path}: the numbers for segments of this channel are used up")
         temporary = f"{self.path}/{NEW}"
         with contextlib.suppress(FileNotFoundError):
             self._disk.remove(temporary)

@@ -26,7 +26,7 @@ from penstock.errors import (
     ReplacedError,
     Timeout,
 )
-from penstock.log.filechannel import ChannelOptions, FileChannel, FileChannelLog
+from penstock.log.filechannel import AckReceiver, ChannelOptions, FileChannel, FileChannelLog
 from penstock.log.sidecar import Sidecar
 
 FAST = ChannelOptions(sync="none", compression="none")
@@ -347,6 +347,37 @@ def test_a_small_send_stays_on_the_event_loop_unless_it_would_wait(
             await send(FAST, "text")  # type: ignore[arg-type]
 
     asyncio.run(scene())
+
+
+@pytest.mark.parametrize("sync", ["interval", "always"])
+def test_an_ack_from_asyncio_is_kept_and_waits_for_the_disk_on_a_thread(sync: str) -> None:
+    disk, loop_thread = FaultyDisk(MemoryDisk()), threading.get_ident()
+    waited: list[bool] = []
+
+    def note(operation: str, path: str) -> None:
+        if operation == "sync" and path.endswith("cursor-worker"):
+            waited.append(threading.get_ident() == loop_thread)
+
+    async def scene(rx: AckReceiver) -> None:
+        assert await rx.arecv() == b"one"
+        disk.on_call = note
+        await rx.aack()
+        assert rx.unacked == 0
+        with pytest.raises(OptionsError):
+            await rx.aack(1)
+        disk.on_call = None
+
+    channel = FileChannel.open("c", ChannelOptions(sync=sync, sync_seconds=1e9), disk=disk)  # type: ignore[arg-type]
+    channel.append_many([b"one", b"two"])
+    rx = channel.ack_rx("worker")
+    asyncio.run(scene(rx))
+    channel.sync()
+    disk.cut_power(keep=0)
+    rx.forked()
+    channel.forked()
+    assert waited == ([False] if sync == "always" else [])
+    with FileChannel.open("c", FAST, disk=disk) as again:
+        assert again.ack_rx("worker").recv(timeout=0) == (b"two" if sync == "always" else b"one")
 
 
 def test_a_cancelled_receive_takes_nothing_with_it(tmp_path: Path) -> None:

@@ -144,10 +144,11 @@ def fill(channel: FileChannel) -> int:
     raise AssertionError("the bound was never reached")
 
 
-@pytest.mark.parametrize("batch", [False, True])
-def test_a_send_that_blocks_goes_on_when_a_receiver_has_made_room(tmp_path: Path, batch: bool) -> None:
-    with FileChannel.open(tmp_path / "c", BLOCK) as channel:
-        slow, sent = channel.ack_rx("slow"), fill(channel)
+@pytest.mark.parametrize("beside", [False, True], ids=["of the owner", "of another process"])
+@pytest.mark.parametrize("batch", [False, True], ids=["one", "many"])
+def test_a_send_that_blocks_goes_on_when_a_receiver_has_made_room(tmp_path: Path, batch: bool, beside: bool) -> None:
+    with FileChannel.open(tmp_path / "c", BLOCK) as channel, FileChannel.attach(tmp_path / "c") as view:
+        slow, sent = (view if beside else channel).ack_rx("slow"), fill(channel)
         end = channel.stats().write_position
         with pytest.raises(Timeout, match="slowest receiver is 'slow' at 0"):
             channel.tx().send_many([b"never" * 20] * 3, timeout=0.02)

@@ -21,6 +21,7 @@ from penstock.batch import Batch, Spans
 from penstock.disk import FaultyDisk, MemoryDisk, PosixDisk
 from penstock.errors import ClosedError, LockedError, OptionsError, ReadOnlyError, Timeout
 from penstock.log.filechannel import ChannelOptions, FileChannel, FileChannelLog
+from penstock.log.filechannel.format import Header
 from penstock.testing.log_conformance import contents
 
 FAST = ChannelOptions(sync="none", compression="none")
@@ -83,6 +84,23 @@ def test_a_segment_is_sealed_by_the_send_behind_its_threshold(tmp_path: Path) ->
         "segment.0": 27, "segment.1": 108, "segment.2": 20,
     }  # fmt: skip
     assert {p.name: p.read_bytes() for p in many.iterdir() if p.name.startswith("segment")} == files
+
+
+def test_a_channel_whose_numbers_are_used_up_refuses_and_stays_readable(tmp_path: Path) -> None:
+    options = ChannelOptions(sync="none", segment_bytes=20, compression="none", collect=False)
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "segment.4294967295").write_bytes(Header(4294967295, 1000).encode())
+    with FileChannel.open(tmp_path / "c", options) as channel:
+        assert channel.append(b"x" * 20) == 1000
+        for send in (lambda: channel.append(b"more"), lambda: channel.append_many([b"more"])):
+            with pytest.raises(OptionsError, match="used up"):
+                send()
+        assert [p for batch in channel.rx().batches(timeout=0) for p in batch.to_payloads()] == [b"x" * 20]
+    (tmp_path / "c" / "segment.4294967295").write_bytes(Header(4294967295, (1 << 63) - 20).encode())
+    with FileChannel.open(tmp_path / "c", options) as channel:
+        assert channel.append(b"last") == (1 << 63) - 20
+        with pytest.raises(OptionsError, match="positions of this channel are used up"):
+            channel.append(b"")
 
 
 def test_waiting_for_other_senders_can_time_out_and_sends_nothing(tmp_path: Path) -> None:
