@@ -12,12 +12,14 @@ Pro), not measured here.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from penstock.batch import Batch
 from penstock.log.filechannel import ChannelOptions, FileChannel
 
 SIZES = (16, 64, 512, 4096)
@@ -33,40 +35,57 @@ def timed(work: Callable[[], None]) -> float:
     return time.perf_counter() - start
 
 
+def one_by_one(put: Callable[[bytes], object], get: Callable[[], object], payload: bytes, count: int) -> Seconds:
+    def write() -> None:
+        for _ in range(count):
+            put(payload)
+
+    def read() -> None:
+        for _ in range(count):
+            get()
+
+    return timed(write), timed(read)
+
+
 def penstock_one(folder: str, payload: bytes, count: int, sync: str = "none") -> Seconds:
     with FileChannel.open(folder, ChannelOptions(sync=sync, compression="none")) as channel:  # type: ignore[arg-type]
-        send, rx = channel.tx().send, channel.rx()
+        return one_by_one(channel.tx().send, channel.rx().recv, payload, count)
 
-        def write() -> None:
+
+def penstock_interval(folder: str, payload: bytes, count: int) -> Seconds:
+    return penstock_one(folder, payload, count, "interval")
+
+
+def penstock_acked(folder: str, payload: bytes, count: int) -> Seconds:
+    """Each message is acknowledged by itself, in the file of a named receiver."""
+    with FileChannel.open(folder, ChannelOptions(sync="none", compression="none")) as channel:
+        rx = channel.ack_rx("bench")
+
+        def work() -> None:
+            rx.recv()
+            rx.ack()
+
+        return one_by_one(channel.tx().send, work, payload, count)
+
+
+def penstock_asyncio(folder: str, payload: bytes, count: int) -> Seconds:
+    with FileChannel.open(folder, ChannelOptions(sync="none", compression="none")) as channel:
+        tx, rx = channel.tx(), channel.rx()
+
+        async def write() -> None:
             for _ in range(count):
-                send(payload)
+                await tx.asend(payload)
 
-        def read() -> None:
-            recv = rx.recv
+        async def read() -> None:
             for _ in range(count):
-                recv()
+                await rx.arecv()
 
-        return timed(write), timed(read)
-
-
-def penstock_many(folder: str, payload: bytes, count: int, sync: str = "none") -> Seconds:
-    with FileChannel.open(folder, ChannelOptions(sync=sync, compression="none")) as channel:  # type: ignore[arg-type]
-        tx, rx, batch = channel.tx(), channel.rx(), [payload] * min(BATCH, count)
-
-        def write() -> None:
-            for _ in range(count // len(batch)):
-                tx.send_many(batch)
-
-        def read() -> None:
-            left = count // len(batch) * len(batch)
-            while left:
-                left -= len(rx.recv_many(BATCH))
-
-        return timed(write), timed(read)
+        return timed(lambda: asyncio.run(write())), timed(lambda: asyncio.run(read()))
 
 
-def penstock_list(folder: str, payload: bytes, count: int) -> Seconds:
-    """Batches, each message as a bytes object of its own at the end."""
+def penstock_many(
+    folder: str, payload: bytes, count: int, taken: Callable[[Batch], Sequence[object]] = lambda batch: batch
+) -> Seconds:
     with FileChannel.open(folder, ChannelOptions(sync="none", compression="none")) as channel:
         tx, rx, batch = channel.tx(), channel.rx(), [payload] * min(BATCH, count)
 
@@ -77,41 +96,28 @@ def penstock_list(folder: str, payload: bytes, count: int) -> Seconds:
         def read() -> None:
             left = count // len(batch) * len(batch)
             while left:
-                left -= len(rx.recv_many(BATCH).to_payloads())
+                left -= len(taken(rx.recv_many(BATCH)))
 
         return timed(write), timed(read)
+
+
+def penstock_list(folder: str, payload: bytes, count: int) -> Seconds:
+    """Batches, each message as a bytes object of its own at the end."""
+    return penstock_many(folder, payload, count, Batch.to_payloads)
 
 
 def persist_file(folder: str, payload: bytes, count: int) -> Seconds:
     import persistqueue
 
     queue = persistqueue.Queue(folder, autosave=True)
-
-    def write() -> None:
-        for _ in range(count):
-            queue.put(payload)
-
-    def read() -> None:
-        for _ in range(count):
-            queue.get()
-
-    return timed(write), timed(read)
+    return one_by_one(queue.put, queue.get, payload, count)
 
 
 def persist_sqlite(folder: str, payload: bytes, count: int) -> Seconds:
     import persistqueue
 
     queue = persistqueue.SQLiteQueue(folder, auto_commit=True)
-
-    def write() -> None:
-        for _ in range(count):
-            queue.put(payload)
-
-    def read() -> None:
-        for _ in range(count):
-            queue.get()
-
-    result = timed(write), timed(read)
+    result = one_by_one(queue.put, queue.get, payload, count)
     queue.close()
     return result
 
@@ -120,16 +126,7 @@ def disk_deque(folder: str, payload: bytes, count: int) -> Seconds:
     import diskcache
 
     deque = diskcache.Deque(directory=folder)
-
-    def write() -> None:
-        for _ in range(count):
-            deque.append(payload)
-
-    def read() -> None:
-        for _ in range(count):
-            deque.popleft()
-
-    result = timed(write), timed(read)
+    result = one_by_one(deque.append, deque.popleft, payload, count)
     deque._cache.close()
     return result
 
@@ -222,9 +219,9 @@ def run(quick: bool, sizes: list[int], where: str | None = None) -> list[dict[st
             "penstock, one at a time": measure(penstock_one, payload, one, where),
             "penstock, batches": measure(penstock_many, payload, many, where),
             "penstock, batches to bytes": measure(penstock_list, payload, many, where),
-            "penstock, one at a time, interval sync": measure(
-                lambda f, p, c: penstock_one(f, p, c, "interval"), payload, one, where
-            ),
+            "penstock, one at a time, interval sync": measure(penstock_interval, payload, one, where),
+            "penstock, one at a time, acknowledged": measure(penstock_acked, payload, one, where),
+            "penstock, one at a time, asyncio": measure(penstock_asyncio, payload, one, where),
         }
         peers = {name: measure(work, payload, peer, where) for name, work in PEERS.items()}
         best = max(rate[2] for rate in peers.values())

@@ -10,16 +10,15 @@ without a crash, a hang or an invented message, and verified.  Nothing but Corru
 
 from __future__ import annotations
 
-import argparse
 import random
 import struct
 import sys
-import time
 import zlib
 from typing import Any
 
 import numpy as np
 
+from _run import main
 from penstock import kernel
 from penstock.disk import MemoryDisk
 from penstock.errors import CorruptionError, ExpiredError
@@ -171,19 +170,5 @@ def run(inputs: int, seed: int) -> None:
             raise
 
 
-def main() -> int:
-    """Run the inputs and report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--inputs", type=int, default=200_000, help="how many inputs to try")
-    parser.add_argument("--seed", type=int, default=1, help="the same seed tries the same inputs")
-    arguments = parser.parse_args()
-    started = time.monotonic()
-    run(arguments.inputs, arguments.seed)
-    seconds = time.monotonic() - started
-    rate = arguments.inputs / max(seconds, 1e-9)
-    print(f"filechannel_scan: {arguments.inputs} inputs, nothing found, {seconds:.0f} s, {rate:,.0f}/s")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    main(__doc__, run)

@@ -10,14 +10,13 @@ as well, with an index and a cursor treated alike.
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
-import time
 from typing import Any
 
 import numpy as np
 
+from _run import main
 from penstock import kernel
 from penstock.errors import CorruptionError
 from penstock.kernel.twin import messagelog as twin
@@ -134,19 +133,5 @@ def run(inputs: int, seed: int) -> None:
             raise
 
 
-def main() -> int:
-    """Run it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--inputs", type=int, default=200_000, help="how many inputs to try")
-    parser.add_argument("--seed", type=int, default=1, help="the same seed tries the same inputs")
-    options = parser.parse_args()
-    began = time.monotonic()
-    run(options.inputs, options.seed)
-    seconds = time.monotonic() - began
-    rate = options.inputs / max(seconds, 1e-9)
-    print(f"messagelog_scan: {options.inputs} inputs, nothing found, {seconds:.0f} s, {rate:,.0f}/s")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    main(__doc__, run)

@@ -5,12 +5,12 @@ python fuzz/nats_decode.py --inputs 100000 --seed 1
 
 from __future__ import annotations
 
-import argparse
 import random
 from typing import Any
 
 import numpy as np
 
+from _run import main
 from penstock.kernel import natswire
 from penstock.kernel.twin import natswire as twin
 
@@ -53,20 +53,15 @@ def answers(side: Any, data: bytes) -> tuple[Any, ...]:
     return rows, *columns, side.cut_run(data, 0), side.count_frames(data, ROWS)
 
 
-def main() -> None:
-    """Try many inputs."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--inputs", type=int, default=100_000)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    rng = random.Random(options.seed)
-    for number in range(options.inputs):
+def run(inputs: int, seed: int) -> None:
+    """Try that many inputs."""
+    rng = random.Random(seed)
+    for number in range(inputs):
         data = one_input(rng)
         mine = answers(natswire, data)
-        if number % 8 == 0 and mine != answers(twin, data):  # the twin is slow: every eighth
-            raise SystemExit(f"the kernels differ on {data!r}")
-    print(f"{options.inputs} inputs, no difference")
+        if number % 8 == 0:  # the twin is slow: every eighth
+            assert mine == answers(twin, data), f"the kernels differ on {data!r}"
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, run)

@@ -9,11 +9,10 @@ digest when read entry by entry, and, for one input in a hundred, must be what t
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
-import time
 
+from _run import main
 from penstock.batch import UpdateBatch
 from penstock.errors import CorruptionError, UnsupportedError
 from penstock.kernel import pgss
@@ -82,27 +81,18 @@ def check(data: bytes, *, compare: bool) -> str:
     return "clean" if state.clean else "torn"
 
 
-def main() -> int:
-    """Run the inputs and print what became of them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--inputs", type=int, default=200_000)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    rng, counts, start = (
-        random.Random(arguments.seed),
-        dict.fromkeys(("clean", "torn", "refused", "unsupported"), 0),
-        time.time(),
-    )
-    for number in range(arguments.inputs):
+def run(inputs: int, seed: int) -> str:
+    """Try that many inputs and say what became of them."""
+    rng, counts = random.Random(seed), dict.fromkeys(("clean", "torn", "refused", "unsupported"), 0)
+    for number in range(inputs):
         data = damage(rng, make_log(rng))
         try:
             counts[check(data, compare=number % 100 == 0)] += 1
         except Exception:
-            print(f"input {number} of seed {arguments.seed}: {data.hex()}", file=sys.stderr)
+            print(f"seed {seed}, input {number}: {data.hex()}", file=sys.stderr)
             raise
-    print(f"pgss_replay: {arguments.inputs} inputs in {time.time() - start:.0f} s: {counts}")
-    return 0
+    return str(counts)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(__doc__, run)

@@ -11,8 +11,6 @@ True
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 __all__ = [
     "native",
     "reason",
@@ -39,39 +37,15 @@ __all__ = [
 native = True
 reason = ""
 
-if not TYPE_CHECKING:
-    try:
-        from penstock.kernel import ahead as ahead  # it, saves and xchannelwrite have no twin
-        from penstock.kernel import (
-            envelope,
-            filechannel,
-            foldindex,
-            gather,
-            maps,
-            messagelog,
-            natswire,
-            pgss,
-            xchannel,
-            xchannelwrite,
-        )
-        from penstock.kernel import saves as saves
-    except ImportError as exc:
-        native = False
-        reason = f"the compiled kernel is not installed ({exc})"
-        from penstock.kernel.twin import (
-            envelope,
-            filechannel,
-            foldindex,
-            gather,
-            maps,
-            messagelog,
-            natswire,
-            pgss,
-            xchannel,
-        )
-else:
-    from penstock.kernel import ahead as ahead  # only the compiled kernel has these
-    from penstock.kernel import (
+try:
+    from penstock.kernel import ahead as ahead  # these three have no twin
+    from penstock.kernel import envelope, filechannel, foldindex, gather, maps, messagelog, natswire, pgss, xchannel
+    from penstock.kernel import saves as saves
+    from penstock.kernel import xchannelwrite as xchannelwrite
+except ImportError as exc:
+    native = False
+    reason = f"the compiled kernel is not installed ({exc})"
+    from penstock.kernel.twin import (  # type: ignore[no-redef]
         envelope,
         filechannel,
         foldindex,
@@ -82,8 +56,6 @@ else:
         pgss,
         xchannel,
     )
-    from penstock.kernel import saves as saves
-    from penstock.kernel import xchannelwrite as xchannelwrite
 
 Mapping = maps.Mapping
 Cursor = xchannel.Cursor

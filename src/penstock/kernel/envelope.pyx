@@ -1,7 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
 """Envelope v1, many at a time: drawn in penstock/log/envelope.py."""
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
-from libc.string cimport memcpy
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint64_t
 
 from penstock.kernel.atomics cimport get16, get32, get64
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
-from collections.abc import Callable
-from typing import Any
-
-import numpy as np
+from collections.abc import Callable, Iterator
+from itertools import takewhile
 
 from penstock.batch import Batch
 from penstock.disk import Lock
@@ -14,9 +13,10 @@ from penstock.errors import OptionsError
 from penstock.log.filechannel.receiver import OnDamage, Receiver, Source, Start, resolve
 from penstock.log.filechannel.segments import Walk
 from penstock.log.sidecar import Register
-from penstock.types import Problem
 
-__all__ = ["AckReceiver"]
+__all__ = ["AckReceiver", "Bury"]
+
+Bury = Callable[[list[bytes]], None]
 
 
 class AckReceiver(Receiver):
@@ -52,15 +52,16 @@ class AckReceiver(Receiver):
         lock: Lock | None = None,
         durable: bool = False,
         max_tries: int = 0,
-        bury: Callable[[bytes], None] | None = None,
+        bury: Bury | None = None,
     ) -> None:
         self.name = name
         self._register, self._log_id, self._name_lock, self._durable = register, log_id, lock, durable
         self._max_tries, self._bury = max_tries, bury
         self._tries: dict[int, int] = {}
         self._acked = position
-        # Chunks of messages handed out and not acknowledged: where each ends, and which part of the chunk it is.
-        self._unacked: deque[list[Any]] = deque()
+        # Messages are numbered as they are read ahead.  Below _done all are acknowledged; the chunks hold the others.
+        self._done = 0
+        self._chunks: deque[_Chunk] = deque()
         super().__init__(source, position, on_damage)
 
     @property
@@ -68,15 +69,17 @@ class AckReceiver(Receiver):
         """The position of the first message that is not acknowledged."""
         return self._acked
 
-    def _done(self) -> int:
+    def _passed(self) -> int:
         return self._acked
 
     @property
     def unacked(self) -> int:
         """How many messages were received and not acknowledged."""
         with self._lock:
-            self._settle()
-            return sum(stop - start for _, start, stop in self._unacked)
+            if not self._chunks:
+                return 0
+            newest = self._chunks[-1]  # it is the batch at hand, unless that was handed out to its end
+            return (newest.stop if self._batch is None else newest.start + self._at) - self._done
 
     def ack(self, n: int | None = None) -> None:
         """Acknowledge the ``n`` oldest unacknowledged messages, or all that were received.
@@ -93,18 +96,19 @@ class AckReceiver(Receiver):
                 raise OptionsError(f"ack({count}): only {waiting} messages wait to be acknowledged")
             if not count:
                 return
-            position = self._acked
-            for chunk in self._unacked:
-                ends, start, stop = chunk
-                step = min(count, stop - start)
-                if step:
-                    position = int(ends[start + step - 1])
-                    chunk[1] = start + step
-                    count -= step
-                if not count:
-                    break
-            self._settle()
-            self._move(position)
+            done = self._done + count
+            last = next(chunk for chunk in self._chunks if done <= chunk.stop)
+            self._move(last.end_of(done - 1))
+            self._done = done
+            while self._chunks and self._chunks[0].stop <= done:
+                self._chunks.popleft()
+
+    async def aack(self, n: int | None = None) -> None:
+        """Acknowledge from asyncio: on a thread where it waits for the disk, which is with ``sync="always"``."""
+        if self._durable:
+            await asyncio.to_thread(self.ack, n)
+        else:
+            self.ack(n)
 
     def nack(self, n: int = 1) -> int:
         """Say that the ``n`` oldest unacknowledged messages failed: they, and all behind them, come again.
@@ -116,28 +120,24 @@ class AckReceiver(Receiver):
             self._check_open()
             if not 0 < n <= self.unacked:
                 raise OptionsError(f"nack({n}): {self.unacked} messages wait to be acknowledged")
-            batch = Walk(self._source.folder).read(self._acked, n, self._source.visible)
-            positions = batch.positions.tolist()
-            for position in positions:
+            failed = list(self._oldest(n))
+            for position in failed:
                 self._tries[position] = self._tries.get(position, 0) + 1
-            buried = 0
-            while buried < len(positions) and 0 < self._max_tries <= self._tries[positions[buried]]:
+            dead = list(takewhile(lambda position: 0 < self._max_tries <= self._tries[position], failed))
+            if dead:
                 assert self._bury is not None
-                self._bury(bytes(batch.payload(buried)))
-                del self._tries[positions[buried]]
-                buried += 1
-            if buried:
-                self.ack(buried)
-            self._put(self._acked)
-            return buried
+                self._bury(self._payloads_at(dead))
+                self.ack(len(dead))
+            self._restart(self._acked)
+            return len(dead)
 
     def seek(self, position: Start | int) -> None:
         """Go to a position and hold from there: what was received before is no longer waiting for an ack."""
-        target = resolve(self._source, position)
-        with self._lock:
+        with self._lock, self._source.still():
             self._check_open()
-            self._put(target)
+            target = resolve(self._source, position)
             self._move(target)
+            self._restart(target)
 
     def close(self) -> None:
         """Receive no more.  A named receiver keeps its place, and what it has not acknowledged."""
@@ -155,38 +155,48 @@ class AckReceiver(Receiver):
             self._name_lock.release()
             self._name_lock = None
 
-    def skip_damage(self) -> Problem | None:
-        """Step over a damaged place; what is in it counts as received, to be acknowledged with what follows."""
-        with self._lock:
-            self._settle()
-            kept = self._unacked
-            problem = super().skip_damage()
-            self._unacked = kept
-            return problem
-
     # --- Keeping count
 
-    def _put(self, position: int) -> None:
-        super()._put(position)
-        self._unacked = deque()
-
     def _filled(self, batch: Batch) -> None:
-        ends = np.empty(len(batch), np.int64)
-        ends[:-1], ends[-1] = batch.positions[1:], batch.next_position
-        if self._unacked:  # all of the batch before was handed out
-            self._unacked[-1][2] = len(self._unacked[-1][0])
-        self._unacked.append([ends, 0, 0])
+        self._chunks.append(_Chunk(self._chunks[-1].stop if self._chunks else self._done, batch))
 
-    def _settle(self) -> None:
-        """Bring the newest chunk, which is the batch at hand, up to what was handed out."""
-        if self._unacked:
-            last = self._unacked[-1]
-            last[2] = len(last[0]) if self._batch is None else self._at
-        while self._unacked and self._unacked[0][1] == len(self._unacked[0][0]):
-            self._unacked.popleft()
+    def _restart(self, position: int) -> None:
+        """Deliver from a position on, as if nothing behind it had been received."""
+        self._put(position)
+        self._chunks.clear()
+
+    def _oldest(self, n: int) -> Iterator[int]:
+        """Yield the positions of the oldest unacknowledged messages."""
+        stop = self._done + n
+        for chunk in self._chunks:
+            yield from chunk.positions[max(0, self._done - chunk.start) : max(0, stop - chunk.start)].tolist()
+
+    def _payloads_at(self, positions: list[int]) -> list[bytes]:
+        walk = Walk(self._source.folder)
+        try:
+            return [walk.read(position, 1, self._source.visible).to_payloads()[0] for position in positions]
+        finally:
+            walk.close()
 
     def _move(self, position: int) -> None:
+        """Acknowledge everything below ``position``; when its file cannot be written, nothing has changed."""
         if self._register is not None:
             self._register.write(self._log_id, position, sync=self._durable)
         self._acked = position
+        if self._tries:
+            self._tries = {at: tries for at, tries in self._tries.items() if at >= position}
         self._source.moved(position)
+
+
+class _Chunk:
+    """Messages that were read ahead together: their numbers, and where they are."""
+
+    __slots__ = ("end", "positions", "start", "stop")
+
+    def __init__(self, start: int, batch: Batch) -> None:
+        self.start, self.stop = start, start + len(batch)
+        self.positions, self.end = batch.positions, batch.next_position
+
+    def end_of(self, number: int) -> int:
+        """Return the position behind a message: within a batch that is where the next one begins."""
+        return self.end if number == self.stop - 1 else int(self.positions[number + 1 - self.start])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import os
 import threading
@@ -12,17 +14,17 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.disk import Disk, Lock, PosixDisk
+from penstock.disk import Backoff, Disk, Lock, PosixDisk
 from penstock.disk.posix import folder_of
-from penstock.errors import CorruptionError, LockedError, OptionsError
+from penstock.errors import CorruptionError, LockedError, OptionsError, PenstockError
 from penstock.log.filechannel.ack import AckReceiver
 from penstock.log.filechannel.options import ChannelOptions
 from penstock.log.filechannel.packer import Packer
-from penstock.log.filechannel.receiver import OnDamage, Receiver, Start
+from penstock.log.filechannel.receiver import Receiver
 from penstock.log.filechannel.recover import find_tail, readable_cursors
 from penstock.log.filechannel.retain import Retention
 from penstock.log.filechannel.sender import Sender
-from penstock.log.filechannel.spool import Spool
+from penstock.log.filechannel.spool import PatientSpool, Spool
 from penstock.log.filechannel.view import ChannelReceivers, ChannelView
 from penstock.types import Problem
 
@@ -81,6 +83,9 @@ class FileChannel(ChannelReceivers):
         try:
             self._open()
         except BaseException:
+            if hasattr(self, "_spool"):
+                with contextlib.suppress(OSError, PenstockError):
+                    self._spool.close()
             self._sidecar.close()
             self._held.release()
             raise
@@ -97,28 +102,10 @@ class FileChannel(ChannelReceivers):
         """Look on at a channel that another process owns, or nobody: receivers, and nothing is sent."""
         return ChannelView(os.fspath(path).rstrip("/") or "/", disk or PosixDisk())
 
-    # --- Receivers: nothing is collected between finding their place and holding it
-
-    def rx(self, start: Start | int = "first", *, on_damage: OnDamage = "raise") -> Receiver:
-        """Return a receiver of everything from ``start`` on: ``first``, ``latest``, or a position."""
-        with self._retention.mutex:
-            return super().rx(start, on_damage=on_damage)
-
-    def ack_rx(
-        self,
-        name: str | None = None,
-        start: Start | int = "first",
-        *,
-        on_damage: OnDamage = "raise",
-        max_tries: int = 0,
-        dead_letters: str | os.PathLike[str] | None = None,
-    ) -> AckReceiver:
-        """Return a receiver that acknowledges; see ChannelView.ack_rx, which is the same."""
-        with self._retention.mutex:
-            return super().ack_rx(name, start, on_damage=on_damage, max_tries=max_tries, dead_letters=dead_letters)
+    # --- Receivers
 
     def forget(self, name: str) -> None:
-        """Remove a named receiver for good: it holds nothing any more."""
+        """Remove a named receiver for good: it holds nothing any more.  LockedError while it is open."""
         super().forget(name)
         if self.options.collect:
             self._retention.collect()
@@ -167,14 +154,12 @@ class FileChannel(ChannelReceivers):
     def compact(self) -> int:
         """Compress now what may be compressed; return how many segments."""
         self._check_open()
-        return 0 if self._packer is None else self._packer.run()
+        return 0 if self._packer is None else self._packer.run(again=True)
 
     def stats(self) -> ChannelStats:
         """Return where the channel and its receivers stand."""
         self._check_open()
-        receivers = dict(self._retention.cursors())
-        unnamed = [r for r in self._receivers if getattr(r, "name", None) is None]
-        receivers.update({f"#{number}": receiver.held for number, receiver in enumerate(unnamed)})
+        receivers = self._retention.holding()
         end = self._spool.end
         return ChannelStats(
             first_position=self.folder.first_position(),
@@ -190,6 +175,10 @@ class FileChannel(ChannelReceivers):
 
     # --- For receivers
 
+    def still(self) -> contextlib.AbstractContextManager[Any]:
+        """Collect nothing while a receiver finds its place; used by receivers."""
+        return self._retention.mutex
+
     @property
     def visible(self) -> int:
         """Behind the newest message receivers see."""
@@ -204,26 +193,39 @@ class FileChannel(ChannelReceivers):
         """Where the channel ends for receivers."""
         return self._spool.visible
 
-    def wait(self, look: Callable[[], bool], position: int, timeout: float | None) -> bool:
+    def wait(self, look: Callable[[], bool], gone: Callable[[], bool], position: int, timeout: float | None) -> bool:
         """Wait for a message at ``position``; used by receivers."""
         del look
-        return self._spool.wait(position, timeout)
+        return self._spool.wait(gone, position, timeout)
+
+    async def arrival(self, position: int, timeout: float | None, backoff: Backoff) -> None:
+        """Wait for a message at ``position`` on an event loop, which whoever sends it wakes; used by receivers."""
+        del backoff
+        loop, woken = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+                loop.call_soon_threadsafe(woken.set)
+
+        self._spool.listen(wake, position)
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout):
+                    await woken.wait()
+        finally:
+            self._spool.unlisten(wake)
 
     def moved(self, position: int) -> None:
         """Note that a receiver has passed everything below ``position``; used by receivers."""
         if not self._spool.closed:
             self._retention.moved(position)
 
-    def joined(self, receiver: Receiver) -> None:
-        """Hold for a receiver that was opened."""
-        super().joined(receiver)
-        self._retention.add(receiver)
-
     def left(self, receiver: Receiver) -> None:
-        """Note that a receiver was closed; used by receivers."""
+        """Let go of what a closed receiver held alone; used by receivers."""
         super().left(receiver)
-        if not self._spool.closed:
-            self._retention.drop(receiver)
+        self._spool.wake_all()  # it may be waiting in another thread or task
+        if self.options.collect and not self._spool.closed:
+            self._retention.collect()
 
     # --- Open and closed
 
@@ -240,12 +242,12 @@ class FileChannel(ChannelReceivers):
         tail, self.problems = find_tail(disk, self.folder, self._sidecar)
         if options.sync == "none":
             self._sidecar.remove_mark()  # from here on nothing is promised that it could tell
-        self._retention = Retention(disk, self.folder, options, self._sidecar)
+        self._retention = Retention(disk, self.folder, options, self._sidecar, self.open_receivers)
         bounded = bool(options.keep_bytes or options.keep_seconds)
         self._packer: Packer | None = None
         if options.compression != "none":
             self._packer = Packer(disk, self.folder, options.compression, self._retention)
-        self._spool = Spool(
+        self._spool = (PatientSpool if bounded and options.policy == "block" else Spool)(
             disk, self.path, options, self._sidecar, tail,
             admit=self._retention.admit if bounded else None, rotated=self._rotated,
         )  # fmt: skip
@@ -284,7 +286,7 @@ class FileChannel(ChannelReceivers):
             self._packer.kick()
 
     def close(self) -> None:
-        """Flush, stop background work, let go of the lock.  Open receivers can read on to the end."""
+        """Flush, stop background work, let go of the lock.  Receivers without a name can read on to the end."""
         if self._spool.closed:
             return
         try:
@@ -292,14 +294,16 @@ class FileChannel(ChannelReceivers):
         finally:
             if self._packer is not None:
                 self._packer.close()
-            for receiver in list(self._receivers):
-                if isinstance(receiver, AckReceiver):
-                    receiver.close()
+            for receiver in self.open_receivers():
+                if isinstance(receiver, AckReceiver) and receiver.name is not None:
+                    receiver.close()  # its name is free for the next one
             self._sidecar.close()
             self._held.release()
 
     def forked(self) -> None:
         """Close in the child of a fork; the channel and its lock stay the parent's."""
+        if not hasattr(self, "_spool"):
+            return  # it could not be opened, or another thread is just about to: nobody has it here
         self._spool.forked()
         if self._packer is not None:
             self._packer.forked()

@@ -37,12 +37,13 @@ import msgspec
 
 from penstock.errors import CorruptionError
 
-__all__ = ["Header", "Stop", "Method", "segment_path", "segment_index", "HEADER_BYTES", "FRAME_HEAD"]
+__all__ = ["Header", "Stop", "Method", "segment_path", "segment_index", "HEADER_BYTES", "FRAME_HEAD", "LARGEST"]
 
 PLAIN: Final = struct.Struct(">IQ")
 PACKED: Final = struct.Struct(">IQQB")
 HEADER_BYTES: Final = 64
 FRAME_HEAD: Final = 8
+LARGEST: Final = (1 << 32) - 1  # bytes of one payload
 LAST_INDEX: Final = (1 << 32) - 1
 LAST_POSITION: Final = (1 << 63) - 1
 NAME: Final = re.compile(r"segment\.(0|[1-9][0-9]{0,9})(|\.z|\.z\.ing)", re.ASCII)

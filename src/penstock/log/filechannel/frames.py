@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock import kernel
+from penstock.errors import OptionsError
 from penstock.log.columns import columns_of
-from penstock.log.filechannel.format import FRAME_HEAD
+from penstock.log.filechannel.format import FRAME_HEAD, LARGEST
 
 __all__ = ["Frames"]
 
@@ -43,6 +44,8 @@ class Frames:
             columns = columns_of(payloads)
             data, offsets, lengths = columns.data, columns.offsets, columns.lengths
             kernel.total_bytes(len(data), offsets, lengths)  # refuses what lies outside
+            if len(lengths) and lengths.max() > LARGEST:  # refused before the first of them is written
+                raise OptionsError(f"a message of {lengths.max()} bytes is too large: a frame holds at most {LARGEST}")
             ends = np.cumsum(lengths + FRAME_HEAD)
             total = int(ends[-1]) if len(ends) else 0
             self._make = lambda start, stop, room: kernel.encode_spans(

@@ -11,7 +11,7 @@ from penstock.log.options import SYNC_SECONDS, SyncMode, check_sync
 __all__ = ["ChannelOptions", "Compression", "Policy"]
 
 Compression = Literal["snappy", "gzip", "none"]
-Policy = Literal["refuse", "drop_oldest"]
+Policy = Literal["refuse", "block", "drop_oldest"]
 
 DEFAULT_SEGMENT_BYTES: Final = 512 << 20
 
@@ -43,13 +43,15 @@ class ChannelOptions:
     """How large all segments together may grow; 0 sets no bound.  At least twice ``segment_bytes``."""
 
     keep_seconds: float = 0.0
-    """How old the oldest unfinished segment may grow, by the time it was last written; 0 sets no bound."""
+    """How old the oldest sealed segment may grow, by the time its file was last written; 0 sets no bound.  The file of
+    a compressed one was written when it was compressed."""
 
     policy: Policy = "refuse"
-    """What happens at those bounds: ``refuse`` sends (Backpressure), or ``drop_oldest`` segments, read or not."""
+    """What a send does at those bounds: ``refuse`` (Backpressure), ``block`` until receivers have made room (or
+    Timeout), or ``drop_oldest`` segments, read or not."""
 
     collect: bool = True
-    """Remove segments that every receiver has passed.  Without it only ``gc`` by hand removes any."""
+    """Remove segments that every receiver has passed.  Without it only ``gc`` by hand, and a bound, removes any."""
 
     # --- How it is laid out
 

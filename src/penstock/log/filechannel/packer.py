@@ -50,10 +50,12 @@ class Packer:
             self._thread = threading.Thread(target=self._work, name="penstock-pack", daemon=True)
             self._thread.start()
 
-    def run(self) -> int:
-        """Compress all that may be compressed; return how many segments that were."""
+    def run(self, *, again: bool = False) -> int:
+        """Compress all that may be compressed, ``again`` also what failed before; return how many segments."""
         done = 0
         with self._busy:
+            if again:
+                self._failed.clear()
             for index, files in self._folder.files().items():
                 if self._stopping.is_set():
                     break

@@ -6,16 +6,16 @@ What it holds back from being collected is everything from its next message on.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol, TypeVar
 
 from penstock.batch import Batch
-from penstock.disk import ClosingHandle
+from penstock.disk import Backoff, ClosingHandle
 from penstock.errors import ClosedError, CorruptionError, OptionsError, Timeout
-from penstock.log import aio
 from penstock.log.filechannel.segments import Folder, Walk
 from penstock.log.options import DEFAULT_LIMIT
 from penstock.types import Problem
@@ -23,11 +23,13 @@ from penstock.types import Problem
 __all__ = ["Receiver", "Source", "Start", "OnDamage", "resolve", "aligned"]
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 Start = Literal["first", "latest"]
 OnDamage = Literal["raise", "skip"]
 AHEAD_MESSAGES: Final = 4096
 AHEAD_BYTES: Final = 256 << 10
+BATCH_BYTES: Final = 1 << 20
 
 
 class Source(Protocol):
@@ -44,11 +46,17 @@ class Source(Protocol):
     def closed(self) -> str:
         """Why nothing more will come, or nothing."""
 
-    def wait(self, look: Callable[[], bool], position: int, timeout: float | None) -> bool:
-        """Wait until ``look`` may find something at ``position``."""
+    def wait(self, look: Callable[[], bool], gone: Callable[[], bool], position: int, timeout: float | None) -> bool:
+        """Wait until ``look`` may find something at ``position``, or the receiver is ``gone``."""
+
+    async def arrival(self, position: int, timeout: float | None, backoff: Backoff) -> None:
+        """Wait a while, or until something is at ``position``, without blocking the event loop."""
 
     def end(self) -> int:
         """Where the channel ends now."""
+
+    def still(self) -> contextlib.AbstractContextManager[Any]:
+        """Collect nothing while a receiver finds its place."""
 
     def moved(self, position: int) -> None:
         """Note that a receiver has passed everything below ``position``."""
@@ -73,6 +81,9 @@ class Receiver(ClosingHandle):
     (b'one', b'two', [b'two', b'three'], None)
     >>> channel.close(); folder.cleanup()
     """
+
+    name: str | None = None
+    """What a receiver that acknowledges is known by, if it has a name."""
 
     def __init__(self, source: Source, position: int, on_damage: OnDamage = "raise") -> None:
         super().__init__()
@@ -123,24 +134,20 @@ class Receiver(ClosingHandle):
 
     async def arecv(self, timeout: float | None = None) -> bytes:
         """Return the next message without blocking the event loop."""
-        return await aio.poll(self.try_recv, timeout)
+        payload = self.try_recv()
+        return await self._await(self.try_recv, timeout) if payload is None else payload
 
     def __iter__(self) -> Iterator[bytes]:
         """Yield messages and wait for more, until the channel is closed."""
-        while True:
-            payload = self.try_recv()
-            if payload is not None:
-                yield payload
-            else:
-                try:
-                    self._wait(None)
-                except ClosedError:
-                    return
+        with self._until_closed():
+            while True:
+                yield self.recv()
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        """Yield messages and wait for more without blocking the event loop."""
-        while True:
-            yield await self.arecv()
+        """Yield messages and wait for more without blocking the event loop, until the channel is closed."""
+        with self._until_closed():
+            while True:
+                yield await self.arecv()
 
     # --- Many messages
 
@@ -157,28 +164,22 @@ class Receiver(ClosingHandle):
 
     def batches(self, max: int = DEFAULT_LIMIT, timeout: float | None = None) -> Iterator[Batch]:
         """Yield batches of up to ``max`` and wait for more; end when ``timeout`` seconds brought none."""
-        while True:
-            try:
-                batch = self.recv_many(max, timeout)
-            except ClosedError:
-                if self._dead:
-                    raise
-                return
-            if not len(batch):
-                return
-            yield batch
+        with self._until_closed():
+            while len(batch := self.recv_many(max, timeout)):
+                yield batch
 
     async def abatches(self, max: int = DEFAULT_LIMIT) -> AsyncIterator[Batch]:
-        """Yield batches and wait for more without blocking the event loop."""
-        while True:
-            yield await aio.poll(lambda: self._take(max) or None)
+        """Yield batches and wait for more without blocking the event loop, until the channel is closed."""
+        with self._until_closed():
+            while True:
+                yield await self._await(lambda: self._take(max) or None, None)
 
     def _take(self, limit: int) -> Batch:
         if limit < 1:
             raise OptionsError(f"limit={limit}: must be at least 1")
         with self._lock:
             if self._at == self._count:
-                self._fill(limit, max(AHEAD_BYTES, 1 << 20), payloads=False)
+                self._fill(max(limit, AHEAD_MESSAGES), BATCH_BYTES, payloads=False)
             batch = self._batch
             if batch is None:
                 self._check_open()
@@ -204,9 +205,9 @@ class Receiver(ClosingHandle):
     @property
     def lag_bytes(self) -> int:
         """How many frame bytes lie between what it holds and the end of the channel."""
-        return max(0, self._source.end() - self._done())
+        return max(0, self._source.end() - self._passed())
 
-    def _done(self) -> int:
+    def _passed(self) -> int:
         return self.position
 
     def depth(self, limit: int | None = None) -> int:
@@ -224,16 +225,16 @@ class Receiver(ClosingHandle):
 
     def seek(self, position: Start | int) -> None:
         """Go to the first or the latest message, or to one by its position; a refused seek changes nothing."""
-        target = resolve(self._source, position)
-        with self._lock:
+        with self._lock, self._source.still():
             self._check_open()
-            self._put(target)
+            self._put(resolve(self._source, position))
         self._source.moved(self.held)
 
     def skip_damage(self) -> Problem | None:
         """Step over a damaged place to the next message that is whole; return what was stepped over.
 
-        Only after a CorruptionError.  None when it stands on nothing that is wrong.
+        Only after a CorruptionError.  None when it stands on nothing that is wrong.  A receiver that acknowledges does
+        so for the damaged place together with the first message behind it.
         """
         with self._lock:
             found = self._walk.skip_damage(self.position, self._source.visible)
@@ -297,15 +298,42 @@ class Receiver(ClosingHandle):
 
     def _wait(self, timeout: float | None) -> bool:
         self._check_open()
-        if self._source.wait(self._look, self._next, timeout):
+        if self._source.wait(self._look, self._gone, self._next, timeout):
             return True
+        self._check_open()
         if self._source.closed and not self._look():
             raise ClosedError(f"{self._source.path}: {self._source.closed}, and everything in it was received")
         return False
 
+    async def _await(self, look: Callable[[], T | None], timeout: float | None) -> T:
+        """Return what ``look`` finds, on the event loop: looking costs little, the waiting is asynchronous."""
+        deadline, backoff = None if timeout is None else time.monotonic() + timeout, Backoff()
+        while True:
+            closed = self._source.closed  # before the look: what was sent before it was closed is there
+            if (found := look()) is not None:
+                return found
+            if closed:
+                raise ClosedError(f"{self._source.path}: {closed}, and everything in it was received")
+            remaining = None if deadline is None else deadline - time.monotonic()
+            if remaining is not None and remaining <= 0:
+                raise Timeout(f"{self._source.path}: no message within {timeout} s")
+            await self._source.arrival(self._next, remaining, backoff)
+
+    @contextlib.contextmanager
+    def _until_closed(self) -> Iterator[None]:
+        """End an iteration with its channel."""
+        try:
+            yield
+        except ClosedError:
+            if not self._source.closed:
+                raise
+
     def _look(self) -> bool:
         with self._lock:
             return self._at < self._count or self._fill(AHEAD_MESSAGES, AHEAD_BYTES)
+
+    def _gone(self) -> bool:
+        return bool(self._dead)
 
     def _check_open(self) -> None:
         if self._dead:

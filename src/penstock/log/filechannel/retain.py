@@ -13,8 +13,7 @@ import contextlib
 import logging
 import threading
 import time
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from typing import Final, Protocol
 
@@ -38,6 +37,8 @@ NOTHING_SEALED: Final = 1 << 63
 class Holder(Protocol):
     """What holds messages back: a receiver."""
 
+    name: str | None
+
     @property
     def held(self) -> int:
         """Everything from here on must stay."""
@@ -46,10 +47,17 @@ class Holder(Protocol):
 class Retention:
     """What may be removed from one channel, and removing it."""
 
-    def __init__(self, disk: Disk, folder: Folder, options: ChannelOptions, sidecar: Sidecar) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        folder: Folder,
+        options: ChannelOptions,
+        sidecar: Sidecar,
+        holders: Callable[[], Iterable[Holder]],
+    ) -> None:
         self._disk, self._folder, self._options, self._sidecar = disk, folder, options, sidecar
+        self._holders = holders
         self.mutex = threading.RLock()
-        self.holders: weakref.WeakSet[Holder] = weakref.WeakSet()  # one that nobody has any more holds nothing
         self.newest: Callable[[], int] = lambda: 0
         """The index being written, which is never removed."""
         self.end: Callable[[], int] = lambda: 0
@@ -60,25 +68,13 @@ class Retention:
 
     # --- Receivers
 
-    def add(self, holder: Holder) -> None:
-        """Hold for a receiver."""
-        with self.mutex:
-            self.holders.add(holder)
-
-    def drop(self, holder: Holder) -> None:
-        """Let go of what a closed receiver held alone."""
-        with self.mutex:
-            self.holders.discard(holder)
-        if self._options.collect:
-            self.collect()
-
     def moved(self, position: int) -> None:
         """Note that a receiver has passed everything below ``position``; cheap unless a segment may be done with."""
         self._passed = max(self._passed, position)
         boundary = self._boundary
         if not self._options.collect or (boundary is not None and position < boundary):
             return
-        if boundary is not None and any(holder.held < boundary for holder in self.holders):
+        if boundary is not None and any(holder.held < boundary for holder in self._holders()):
             return
         # Only a named receiver that is away, or in another process, can hold it now: ask for it now and then.
         if time.monotonic() - self._in_vain > LOOK_AGAIN_SECONDS and not self.collect() and boundary is not None:
@@ -87,17 +83,20 @@ class Retention:
     def floor(self) -> int:
         """Return the position below which nobody needs anything."""
         with self.mutex:
-            held = [holder.held for holder in self.holders]
-            held += self.cursors().values()
-            return min(held) if held else self._passed
+            return min(self.holding().values(), default=self._passed)
 
-    def cursors(self) -> dict[str, int]:
-        """Return the named cursors; one that cannot be read holds everything."""
+    def holding(self) -> dict[str, int]:
+        """Return from where each receiver holds: named ones, open or away, and as #0, #1, … open ones without a name.
+
+        A cursor that cannot be read holds everything.
+        """
         try:
-            return self._sidecar.cursors()
+            held = self._sidecar.cursors()
         except CorruptionError as exc:
             logger.warning("%s; nothing is collected until it is repaired or removed", exc)
-            return {"": 0}
+            held = {"": 0}
+        unnamed = (holder for holder in self._holders() if holder.name is None)
+        return held | {f"#{number}": holder.held for number, holder in enumerate(unnamed)}
 
     # --- Removing
 
@@ -156,10 +155,9 @@ class Retention:
         with self.mutex:
             while exceeded():
                 oldest = next(self._sealed(), None)
-                if self._options.policy == "refuse" or oldest is None:
+                if self._options.policy != "drop_oldest" or oldest is None:
                     raise Backpressure(
-                        f"{self._folder.path}: {bound} is reached; the slowest receiver is at {self.floor()} "
-                        f"({self._slowest()}), the channel ends at {self.end()}"
+                        f"{self._folder.path}: {bound} is reached; {self._slowest()}, the channel ends at {self.end()}"
                     )
                 files, end = oldest
                 floor = self.floor()
@@ -171,10 +169,11 @@ class Retention:
                 self.measure()
 
     def _slowest(self) -> str:
-        cursors = self.cursors()
-        if cursors:
-            return f"named {min(cursors, key=lambda name: cursors[name])!r}"
-        return "an open receiver" if self.holders else "there is none"
+        held = self.holding()
+        if not held:
+            return "there is no receiver"
+        name = min(held, key=lambda one: held[one])
+        return f"the slowest receiver is {name!r} at {held[name]}"
 
     def _too_old(self) -> bool:
         for files, _ in self._sealed():

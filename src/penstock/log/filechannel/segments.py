@@ -15,7 +15,7 @@ import numpy as np
 from penstock import kernel
 from penstock.batch import Batch, Spans
 from penstock.disk import ReadDisk, ReadFile
-from penstock.errors import CorruptionError, ExpiredError, OptionsError
+from penstock.errors import CorruptionError, ExpiredError, OptionsError, ReplacedError
 from penstock.log.filechannel.format import (
     FRAME_HEAD,
     HEADER_BYTES,
@@ -52,7 +52,11 @@ class Folder:
     def files(self) -> dict[int, Files]:
         """Return what is there by index, lowest first; leftovers of a compression do not count."""
         found: dict[int, Files] = {}
-        for name in self.disk.list(self.path):
+        try:
+            names = self.disk.list(self.path)
+        except FileNotFoundError:
+            raise ReplacedError(self.path, "its folder is gone") from None
+        for name in names:
             parsed = segment_index(name)
             if parsed is None:
                 continue

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.disk import ClosingHandle
-from penstock.errors import ClosedError
+from penstock.errors import ClosedError, Timeout
 from penstock.log.filechannel.spool import Spool
 
 __all__ = ["Sender"]
+
+T = TypeVar("T")
+TURN_SECONDS: Final = 0.05
 
 
 class Sender(ClosingHandle):
@@ -51,11 +57,28 @@ class Sender(ClosingHandle):
             raise ClosedError(f"{self._spool.path}: the sender is closed")
         return self._spool.append_many(payloads, timeout)
 
-    async def asend(self, payload: Any) -> int:
-        """Send from asyncio: the wait for other senders, the disk and a sync is on a thread."""
-        import asyncio
+    async def asend(self, payload: Any, timeout: float | None = None) -> int:
+        """Send from asyncio: what waits for other senders, for room or for the disk does so on a thread."""
+        if not self._closed:
+            position = self._spool.append_at_once(payload)
+            if position is not None:
+                return position
+        return await self._aside(self.send, payload, timeout)
 
-        return await asyncio.to_thread(self.send, payload)
+    async def asend_many(self, payloads: Any, timeout: float | None = None) -> NDArray[np.int64]:
+        """Send many from asyncio, on a thread."""
+        return await self._aside(self.send_many, payloads, timeout)
+
+    async def _aside(self, send: Callable[[Any, float | None], T], what: Any, timeout: float | None) -> T:
+        """Send on a thread, in turns: one that is cancelled does not wait on there."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            remaining = TURN_SECONDS if deadline is None else deadline - time.monotonic()
+            try:
+                return await asyncio.to_thread(send, what, min(remaining, TURN_SECONDS))
+            except Timeout:
+                if remaining < TURN_SECONDS:
+                    raise
 
     @property
     def write_position(self) -> int:

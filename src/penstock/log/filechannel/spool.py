@@ -12,25 +12,31 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock import kernel
-from penstock.disk import Disk, File
+from penstock.disk import Backoff, Disk, File
 from penstock.disk.commit import GROUP, Committer
-from penstock.errors import ClosedError, OptionsError, ReadOnlyError, Timeout
-from penstock.log.filechannel.format import HEADER_BYTES, LAST_POSITION, Header, segment_path
+from penstock.errors import Backpressure, ClosedError, OptionsError, ReadOnlyError, Timeout
+from penstock.log.filechannel.format import HEADER_BYTES, LAST_INDEX, LAST_POSITION, Header, segment_path
 from penstock.log.filechannel.frames import Frames
 from penstock.log.filechannel.options import ChannelOptions
 from penstock.log.filechannel.recover import NEW, Tail
 from penstock.log.sidecar import Sidecar
 
-__all__ = ["Spool"]
+__all__ = ["Spool", "PatientSpool"]
 
+T = TypeVar("T")
 BUFFER_BYTES: Final = 64 << 10
+AT_ONCE_BYTES: Final = 64 << 10
+"""A larger message is not written on an event loop."""
+ROOM_SECONDS: Final = 0.05
+"""How often a send that waits for room looks again."""
 CHUNK_BYTES: Final = 1 << 20
 """How much of a long batch is made into frames at a time: little enough to be still in the cache when it is written."""
 
@@ -59,6 +65,7 @@ class Spool:
         self._lock = threading.Lock()
         self.arrived = threading.Condition()
         self._waiting = 0
+        self._listeners: list[Callable[[], None]] = []
         self.index, self.begin, self.end = tail.index, tail.begin, tail.end
         self.visible = tail.end
         self.error: str | None = None
@@ -93,6 +100,25 @@ class Spool:
             self._lock.release()
         if self._committer is not None:
             self._written()
+        return position
+
+    def append_at_once(self, payload: Any) -> int | None:
+        """Append one small message if that waits for nobody and makes no file; None, and nothing is sent, otherwise."""
+        if self._options.sync == "always" or self._admit is not None or memoryview(payload).nbytes > AT_ONCE_BYTES:
+            return None
+        frame = kernel.encode_frame(payload)
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            self._check()
+            position = self.end
+            if position - self.begin >= self._segment_bytes:
+                return None
+            self._put(len(frame), (frame,))
+        finally:
+            self._lock.release()
+        if self._committer is not None:
+            self._committer.touch()
         return position
 
     def append_many(self, payloads: Any, timeout: float | None = None) -> NDArray[np.int64]:
@@ -140,7 +166,7 @@ class Spool:
             self._write(parts)
             self._publish()
             return
-        self._pending.extend(map(bytes, parts))
+        self._pending += [bytes(part) for part in parts]  # all of them or, when one cannot be made, none
         self._pending_bytes += size
         self.end += size
         if self._pending_bytes >= BUFFER_BYTES:
@@ -173,8 +199,16 @@ class Spool:
     def _publish(self) -> None:
         self.visible = self.end
         if self._waiting:
-            with self.arrived:
-                self.arrived.notify_all()
+            self.wake_all()
+
+    def wake_all(self) -> None:
+        """Have everyone who waits look again."""
+        with self.arrived:
+            self.arrived.notify_all()
+            listeners, self._listeners = self._listeners, []
+            self._waiting -= len(listeners)
+        for wake in listeners:
+            wake()
 
     def _take(self, timeout: float | None) -> None:
         if timeout is None:
@@ -210,15 +244,30 @@ class Spool:
         if self._committer is not None:
             self._committer.touch()
 
-    def wait(self, position: int, timeout: float | None) -> bool:
-        """Wait until something is visible at ``position``; False when the time is over or the channel closed."""
+    def wait(self, gone: Callable[[], bool], position: int, timeout: float | None) -> bool:
+        """Wait until something is visible at ``position``; False when the time is over, or nobody waits for it."""
         with self.arrived:
             self._waiting += 1
             try:
-                self.arrived.wait_for(lambda: self.visible > position or bool(self.closed), timeout)
+                self.arrived.wait_for(lambda: self.visible > position or bool(self.closed) or gone(), timeout)
             finally:
                 self._waiting -= 1
         return self.visible > position
+
+    def listen(self, wake: Callable[[], None], position: int) -> None:
+        """Have ``wake`` called once, by whoever sends or closes, when something is visible at ``position``."""
+        with self.arrived:
+            self._waiting += 1
+            self._listeners.append(wake)
+        if self.visible > position or self.closed:
+            self.wake_all()
+
+    def unlisten(self, wake: Callable[[], None]) -> None:
+        """Take back a ``listen``, if it was not called yet."""
+        with self.arrived:
+            if wake in self._listeners:
+                self._listeners.remove(wake)
+                self._waiting -= 1
 
     # --- Segments
 
@@ -248,6 +297,8 @@ class Spool:
 
     def _make_segment(self, index: int, begin: int) -> File:
         """Make a segment that has its header before it has its name."""
+        if index > LAST_INDEX:
+            raise OptionsError(f"{self.path}: the numbers for segments of this channel are used up")
         temporary = f"{self.path}/{NEW}"
         with contextlib.suppress(FileNotFoundError):
             self._disk.remove(temporary)
@@ -329,16 +380,39 @@ class Spool:
             with self._lock:
                 self.closed = "the channel is closed"
                 self._file.close()
-            with self.arrived:
-                self.arrived.notify_all()
+            self.wake_all()
 
     def forked(self) -> None:
         """Close in the child of a fork, where nothing belongs to it."""
         self._lock, self.arrived = threading.Lock(), threading.Condition()
+        self._waiting, self._listeners = 0, []
         self.closed = "the channel was opened before a fork: open its own in the child"
         self._committer = self._flusher = None
         self._pending, self._pending_bytes = [], 0
         self._file.close()
+
+
+class PatientSpool(Spool):
+    """A spool whose sends wait for room at a bound instead of being refused."""
+
+    def append(self, payload: Any, timeout: float | None = None) -> int:
+        """Append one message when there is room; Timeout, and nothing is sent, when that takes too long."""
+        return self._patiently(super().append, payload, timeout)
+
+    def append_many(self, payloads: Any, timeout: float | None = None) -> NDArray[np.int64]:
+        """Append many messages when there is room for all of them."""
+        return self._patiently(super().append_many, payloads, timeout)
+
+    def _patiently(self, send: Callable[[Any, float | None], T], what: Any, timeout: float | None) -> T:
+        deadline, backoff = None if timeout is None else time.monotonic() + timeout, Backoff(last=ROOM_SECONDS)
+        while True:
+            remaining = None if deadline is None else deadline - time.monotonic()
+            try:
+                return send(what, remaining)
+            except Backpressure as exc:
+                if remaining is not None and remaining <= 0:
+                    raise Timeout(f"{exc}; nothing was sent within {timeout} s") from None
+            time.sleep(backoff.delay(remaining))
 
 
 class _Flusher:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import os
+import time
 import weakref
 from collections.abc import Callable
+from typing import Any, Final
 
-from penstock.disk import Backoff, ClosingHandle, Disk
+from penstock.disk import Backoff, ClosingHandle, Disk, Lock
 from penstock.errors import ClosedError, CorruptionError, ExpiredError, LockedError, OptionsError
-from penstock.log.filechannel.ack import AckReceiver
+from penstock.log.filechannel.ack import AckReceiver, Bury
 from penstock.log.filechannel.log import check_same, end_of
 from penstock.log.filechannel.options import ChannelOptions
 from penstock.log.filechannel.receiver import OnDamage, Receiver, Start, aligned, resolve
@@ -19,6 +23,8 @@ from penstock.log.sidecar import Register, Sidecar
 __all__ = ["ChannelReceivers", "ChannelView"]
 
 logger = logging.getLogger(__name__)
+BURY_SECONDS: Final = 5.0
+"""How long a dead letter waits for others who write there."""
 
 
 class ChannelReceivers(ClosingHandle):
@@ -32,7 +38,8 @@ class ChannelReceivers(ClosingHandle):
         self.path, self._disk = path, disk
         self.folder = Folder(disk, path)
         self._sidecar = Sidecar(disk, path + "/penstock-")
-        self._receivers: weakref.WeakSet[Receiver] = weakref.WeakSet()
+        # By id, because a list of its values is made in one step: others open and close receivers meanwhile.
+        self._receivers: weakref.WeakValueDictionary[int, Receiver] = weakref.WeakValueDictionary()
 
     @property
     def visible(self) -> int | None:
@@ -48,26 +55,39 @@ class ChannelReceivers(ClosingHandle):
         """Where the channel ends now."""
         raise NotImplementedError
 
-    def wait(self, look: Callable[[], bool], position: int, timeout: float | None) -> bool:
+    def wait(self, look: Callable[[], bool], gone: Callable[[], bool], position: int, timeout: float | None) -> bool:
         """Wait for a message at ``position``; used by receivers."""
+        raise NotImplementedError
+
+    async def arrival(self, position: int, timeout: float | None, backoff: Backoff) -> None:
+        """Wait a while for a message at ``position``, on an event loop; used by receivers."""
         raise NotImplementedError
 
     def moved(self, position: int) -> None:
         """Note that a receiver has passed everything below ``position``; used by receivers."""
 
+    def still(self) -> contextlib.AbstractContextManager[Any]:
+        """Collect nothing while a receiver finds its place, where that is in our power; used by receivers."""
+        return contextlib.nullcontext()
+
     def joined(self, receiver: Receiver) -> None:
         """Note that a receiver was opened."""
-        self._receivers.add(receiver)
+        self._receivers[id(receiver)] = receiver
 
     def left(self, receiver: Receiver) -> None:
         """Note that a receiver was closed; used by receivers."""
-        self._receivers.discard(receiver)
+        self._receivers.pop(id(receiver), None)
+
+    def open_receivers(self) -> list[Receiver]:
+        """Return the receivers that are open now; one that nobody has any more is not."""
+        return [receiver for ref in self._receivers.valuerefs() if (receiver := ref()) is not None]
 
     def rx(self, start: Start | int = "first", *, on_damage: OnDamage = "raise") -> Receiver:
         """Return a receiver of everything from ``start`` on: ``first``, ``latest``, or a position."""
         self._check_open()
-        receiver = Receiver(self, resolve(self, start), on_damage)
-        self.joined(receiver)
+        with self.still():
+            receiver = Receiver(self, resolve(self, start), on_damage)
+            self.joined(receiver)
         return receiver
 
     def ack_rx(
@@ -89,16 +109,20 @@ class ChannelReceivers(ClosingHandle):
         if max_tries < 0:
             raise OptionsError(f"max_tries={max_tries}: must not be negative")
         target = os.fspath(dead_letters) if dead_letters is not None else self.path + "-dead"
-        bury = (lambda payload: _bury(target, payload, self._disk)) if max_tries else None
-        if name is None:
-            receiver = AckReceiver(self, resolve(self, start), on_damage, max_tries=max_tries, bury=bury)
+        bury = (lambda payloads: _bury(target, payloads, self._disk)) if max_tries else None
+        with self.still():
+            if name is None:
+                receiver = AckReceiver(self, resolve(self, start), on_damage, max_tries=max_tries, bury=bury)
+            else:
+                receiver = self._named(name, start, on_damage, max_tries, bury)
             self.joined(receiver)
-            return receiver
+        return receiver
+
+    def _named(
+        self, name: str, start: Start | int, on_damage: OnDamage, max_tries: int, bury: Bury | None
+    ) -> AckReceiver:
         self._known(name)  # refuses what is no name
-        try:
-            lock = self._disk.lock(f"{self._sidecar.prefix}lock-{name}")
-        except LockedError:
-            raise LockedError(f"{self.path}: another receiver is named {name!r} at the moment") from None
+        lock = self._lock_name(name)
         try:
             known = self._known(name)
             position = resolve(self, start) if known is None else self._resume(name, known)
@@ -109,28 +133,32 @@ class ChannelReceivers(ClosingHandle):
             while position < (first := self.folder.first_position()):  # collected just before that
                 position = first
                 register.write(log_id, position)
+            return AckReceiver(
+                self, position, on_damage, name=name, register=register, log_id=log_id, lock=lock,
+                durable=self._durable_acks, max_tries=max_tries, bury=bury,
+            )  # fmt: skip
         except BaseException:
             lock.release()
             raise
-        receiver = AckReceiver(
-            self, position, on_damage, name=name, register=register, log_id=log_id, lock=lock,
-            durable=self._durable_acks, max_tries=max_tries, bury=bury,
-        )  # fmt: skip
-        self.joined(receiver)
-        return receiver
 
     def forget(self, name: str) -> None:
-        """Remove a named receiver for good: it holds nothing any more."""
+        """Remove a named receiver for good: it holds nothing any more.  LockedError while it is open."""
         self._check_open()
-        lock = self._disk.lock(f"{self._sidecar.prefix}lock-{name}")
+        if name not in self._sidecar.cursor_names():
+            raise OptionsError(f"{self.path}: there is no receiver named {name!r}")
+        lock = self._lock_name(name)
         try:
-            self._sidecar.read_cursor(name)
             self._sidecar.remove_cursor(name)
-            self._disk.remove(f"{self._sidecar.prefix}lock-{name}")
         finally:
-            lock.release()
+            lock.release()  # its file stays: whoever waits for it would have another lock than the next one
 
     _durable_acks = False
+
+    def _lock_name(self, name: str) -> Lock:
+        try:
+            return self._disk.lock(f"{self._sidecar.prefix}lock-{name}")
+        except LockedError:
+            raise LockedError(f"{self.path}: another receiver is named {name!r} at the moment") from None
 
     def _known(self, name: str) -> int | None:
         try:
@@ -208,9 +236,9 @@ class ChannelView(ChannelReceivers):
         """Where the channel ends now: this walks the newest segment."""
         return end_of(self.folder, self._ends)
 
-    def wait(self, look: Callable[[], bool], position: int, timeout: float | None) -> bool:
+    def wait(self, look: Callable[[], bool], gone: Callable[[], bool], position: int, timeout: float | None) -> bool:
         """Look again and again, at most a hundred times a second; used by receivers."""
-        del position
+        del gone, position
 
         def ready() -> bool:
             if self._dead or look():
@@ -220,10 +248,16 @@ class ChannelView(ChannelReceivers):
 
         return Backoff().wait(ready, timeout) and not self._dead
 
+    async def arrival(self, position: int, timeout: float | None, backoff: Backoff) -> None:
+        """Sleep a little; used by receivers."""
+        del position
+        check_same(self._sidecar, self.path, self._log_id)
+        await asyncio.sleep(backoff.delay(timeout))
+
     def close(self) -> None:
         """Close its receivers."""
         self._dead = self._dead or "the view of the channel is closed"
-        for receiver in list(self._receivers):
+        for receiver in self.open_receivers():
             receiver.close()
         self._sidecar.close()
 
@@ -232,9 +266,19 @@ class ChannelView(ChannelReceivers):
         self._dead = "the view was opened before a fork: open its own in the child"
 
 
-def _bury(path: str, payload: bytes, disk: Disk) -> None:
-    """Append to the channel of dead letters, durably."""
+def _bury(path: str, payloads: list[bytes], disk: Disk) -> None:
+    """Append to the channel of dead letters, durably; other receivers may be at it, each for a moment."""
     from penstock.log.filechannel.channel import FileChannel
 
-    with FileChannel.open(path, ChannelOptions(sync="always", compression="none"), disk=disk) as dead:
-        dead.append(payload)
+    options, backoff = ChannelOptions(sync="always", compression="none"), Backoff()
+    deadline = time.monotonic() + BURY_SECONDS
+    while True:
+        try:
+            dead = FileChannel.open(path, options, disk=disk)
+            break
+        except LockedError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(backoff.delay())
+    with dead:
+        dead.append_many(payloads)

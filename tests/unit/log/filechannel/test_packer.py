@@ -88,6 +88,21 @@ def test_a_failing_disk_leaves_the_messages_readable(operation: str) -> None:
         assert drain(channel.ack_rx()) == LOAD
 
 
+def test_what_could_not_be_compressed_is_tried_again_by_hand() -> None:
+    disk = FaultyDisk(MemoryDisk())
+    with FileChannel.open("c", options(compression="none"), disk=disk) as channel:
+        channel.append_many(LOAD)
+    disk.fail("create", OSError(errno.ENOSPC, "No space left on device"), path="segment.0.z.ing")
+    with FileChannel.open("c", options(collect=False), disk=disk) as channel:
+        channel._packer.run()  # type: ignore[union-attr]
+        assert "segment.0" in disk.list("c")
+        channel._packer.run()  # type: ignore[union-attr]  # the worker leaves it at that
+        assert "segment.0" in disk.list("c")
+        channel.compact()
+        assert "segment.0.z" in disk.list("c")
+        assert drain(channel.ack_rx()) == LOAD
+
+
 def test_a_crash_at_any_step_of_a_compression_loses_nothing() -> None:
     for step in range(40):
         disk = FaultyDisk(MemoryDisk())

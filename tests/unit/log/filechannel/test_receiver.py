@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import os
 import random
+import shutil
 import subprocess
 import sys
 import threading
@@ -13,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.disk import PosixDisk
+from penstock.disk import FaultyDisk, MemoryDisk, PosixDisk
 from penstock.errors import (
     ClosedError,
     CorruptionError,
@@ -23,7 +26,7 @@ from penstock.errors import (
     ReplacedError,
     Timeout,
 )
-from penstock.log.filechannel import ChannelOptions, FileChannel, FileChannelLog
+from penstock.log.filechannel import AckReceiver, ChannelOptions, FileChannel, FileChannelLog
 from penstock.log.sidecar import Sidecar
 
 FAST = ChannelOptions(sync="none", compression="none")
@@ -167,6 +170,65 @@ def test_closing_the_channel_wakes_who_waits(tmp_path: Path) -> None:
     assert seen == ["closed"]
 
 
+@pytest.mark.parametrize("name", [None, "worker"])
+def test_closing_a_receiver_wakes_whoever_waits_in_it(tmp_path: Path, name: str | None) -> None:
+    with FileChannel.open(tmp_path / "c", FAST) as channel:
+        rx, seen = channel.ack_rx(name), []
+
+        def wait() -> None:
+            try:
+                rx.recv()
+            except ClosedError as exc:
+                seen.append(str(exc))
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        time.sleep(0.02)
+        rx.close()
+        thread.join(10)
+        assert len(seen) == 1
+        assert "receiver is closed" in seen[0]
+
+        async def scene() -> None:
+            other = channel.ack_rx(name)
+            waiting = asyncio.create_task(other.arecv())
+            await asyncio.sleep(0.01)
+            other.close()
+            with pytest.raises(ClosedError, match="receiver is closed"):
+                await asyncio.wait_for(waiting, 10)
+
+        asyncio.run(scene())
+
+
+def test_a_receiver_that_acknowledges_drains_after_close_unless_it_has_a_name(tmp_path: Path) -> None:
+    channel = FileChannel.open(tmp_path / "c", FAST)
+    channel.append_many([b"one", b"two"])
+    rx, named = channel.ack_rx(), channel.ack_rx("worker")
+    assert rx.recv() == named.recv() == b"one"
+    channel.close()
+    assert list(rx) == [b"two"]
+    rx.ack()
+    assert list(named) == []  # its name is free
+    with pytest.raises(ClosedError):
+        named.recv(timeout=0)
+    with FileChannel.open(tmp_path / "c", FAST) as again:
+        assert again.ack_rx("worker").recv(timeout=0) == b"one"
+
+
+def test_a_few_at_a_time_are_read_ahead() -> None:
+    disk = FaultyDisk(MemoryDisk())
+    with FileChannel.open("c", FAST, disk=disk) as channel:
+        sent = [b"%d" % n for n in range(1000)]
+        channel.append_many(sent)
+        rx = channel.rx()
+        disk.calls.clear()
+        assert [rx.recv_many(1 + n % 3).to_payloads()[0] for n in range(100)] == [
+            sent[n // 3 * 6 + (0, 1, 3)[n % 3]] for n in range(100)
+        ]
+        reads = [path for operation, path in disk.calls if operation == "read_at" and "segment" in path]
+        assert len(reads) <= 2  # the header, and all of it
+
+
 def test_asyncio_receives_without_blocking(tmp_path: Path) -> None:
     async def scene() -> list[bytes]:
         with FileChannel.open(tmp_path / "c", FAST) as channel:
@@ -188,6 +250,134 @@ def test_asyncio_receives_without_blocking(tmp_path: Path) -> None:
             return found
 
     assert asyncio.run(scene()) == [b"one", b"two", b"three", b"four"]
+
+
+def test_asyncio_learns_that_the_channel_was_closed(tmp_path: Path) -> None:
+    async def scene() -> list[bytes]:
+        channel = FileChannel.open(tmp_path / "c", FAST)
+        one, many, rest = channel.rx(), channel.rx(), channel.ack_rx()
+
+        async def each() -> list[bytes]:
+            return [payload async for payload in one]
+
+        async def batched() -> list[bytes]:
+            return [payload async for batch in many.abatches() for payload in batch.to_payloads()]
+
+        tasks = [asyncio.create_task(each()), asyncio.create_task(batched())]
+        for payload in (b"one", b"two"):
+            await asyncio.sleep(0.005)
+            await channel.tx().asend(payload)
+        channel.close()
+        found = [payload for task in tasks for payload in await asyncio.wait_for(task, 10)]
+        found += [await rest.arecv(), await rest.arecv()]
+        with pytest.raises(ClosedError, match="everything in it was received"):
+            await rest.arecv()
+        with pytest.raises(ClosedError):
+            await channel.tx().asend(b"late")
+        return found
+
+    assert asyncio.run(scene()) == [b"one", b"two"] * 3
+
+
+def test_a_waiting_task_is_woken_by_the_send_and_does_not_look_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene() -> None:
+        with FileChannel.open(tmp_path / "c", FAST) as channel:
+            rx = channel.rx()
+            looks = 0
+            look = rx.try_recv
+
+            def counted() -> bytes | None:
+                nonlocal looks
+                looks += 1
+                return look()
+
+            monkeypatch.setattr(rx, "try_recv", counted)
+            waiting = [asyncio.create_task(rx.arecv()) for _ in range(2)]
+            await asyncio.sleep(0.1)
+            assert looks <= 4  # each looked, and once more when it began to wait
+            await asyncio.to_thread(channel.append_many, [b"one", b"two"])
+            assert sorted(await asyncio.gather(*waiting)) == [b"one", b"two"]
+            assert channel._spool._waiting == 0
+            with pytest.raises(Timeout):
+                await rx.arecv(timeout=0.01)
+            waiting = [asyncio.create_task(rx.arecv())]
+            await asyncio.sleep(0.01)
+            waiting[0].cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+            assert (channel._spool._waiting, channel._spool._listeners) == (0, [])
+
+    asyncio.run(scene())
+
+
+def test_a_small_send_stays_on_the_event_loop_unless_it_would_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes: list[object] = []
+    to_thread = asyncio.to_thread
+
+    async def counted(*arguments: object) -> object:
+        changes.append(arguments)
+        return await to_thread(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(asyncio, "to_thread", counted)
+
+    async def send(options: ChannelOptions, *payloads: bytes) -> int:
+        changes.clear()
+        with FileChannel.open(tmp_path / f"c{len(list(tmp_path.iterdir()))}", options) as channel:
+            tx = channel.tx()
+            positions = [await tx.asend(payload) for payload in payloads]
+            changed = len(changes)
+            assert (await tx.asend_many([b"a", b"b"])).tolist() == [tx.write_position - 18, tx.write_position - 9]
+            assert drain(channel.rx()) == [*payloads, b"a", b"b"]
+            assert positions == sorted(set(positions))
+        return changed
+
+    async def scene() -> None:
+        assert await send(FAST, b"one", b"two", b"x" * 1000) == 0
+        assert await send(ChannelOptions(compression="none"), b"one", b"two") == 0
+        assert await send(FAST, b"one", b"x" * (65 << 10)) == 1  # large
+        assert await send(ChannelOptions(sync="always"), b"one", b"two") == 2  # waits for the disk
+        options = ChannelOptions(sync="none", segment_bytes=20, compression="none")
+        assert await send(options, b"x" * 20, b"y" * 20, b"z") == 2  # a new segment is made
+        bounded = ChannelOptions(sync="none", keep_bytes=2 << 30)
+        assert await send(bounded, b"one") == 1  # may have to wait for room
+        with pytest.raises(TypeError):
+            await send(FAST, "text")  # type: ignore[arg-type]
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("sync", ["interval", "always"])
+def test_an_ack_from_asyncio_is_kept_and_waits_for_the_disk_on_a_thread(sync: str) -> None:
+    disk, loop_thread = FaultyDisk(MemoryDisk()), threading.get_ident()
+    waited: list[bool] = []
+
+    def note(operation: str, path: str) -> None:
+        if operation == "sync" and path.endswith("cursor-worker"):
+            waited.append(threading.get_ident() == loop_thread)
+
+    async def scene(rx: AckReceiver) -> None:
+        assert await rx.arecv() == b"one"
+        disk.on_call = note
+        await rx.aack()
+        assert rx.unacked == 0
+        with pytest.raises(OptionsError):
+            await rx.aack(1)
+        disk.on_call = None
+
+    channel = FileChannel.open("c", ChannelOptions(sync=sync, sync_seconds=1e9), disk=disk)  # type: ignore[arg-type]
+    channel.append_many([b"one", b"two"])
+    rx = channel.ack_rx("worker")
+    asyncio.run(scene(rx))
+    channel.sync()
+    disk.cut_power(keep=0)
+    rx.forked()
+    channel.forked()
+    assert waited == ([False] if sync == "always" else [])
+    with FileChannel.open("c", FAST, disk=disk) as again:
+        assert again.ack_rx("worker").recv(timeout=0) == (b"two" if sync == "always" else b"one")
 
 
 def test_a_cancelled_receive_takes_nothing_with_it(tmp_path: Path) -> None:
@@ -346,7 +536,137 @@ def test_a_nacked_message_comes_again_and_in_the_end_goes_to_the_dead_letters(tm
         assert drain(dead.rx()) == [b"bad"]
 
 
+def test_every_failed_message_is_counted_in_whichever_batch_it_came(tmp_path: Path) -> None:
+    with FileChannel.open(tmp_path / "c", ChannelOptions(sync="none", segment_bytes=40)) as channel:
+        sent = [b"message %d" % n for n in range(10)]  # three to a segment
+        channel.append_many(sent)
+        rx = channel.ack_rx("worker", max_tries=2)
+        assert [rx.recv() for _ in range(9)] == sent[:9]
+        assert rx.nack(8) == 0
+        assert (rx.unacked, rx.recv()) == (0, sent[0])
+        rx.ack()
+        assert [rx.recv() for _ in range(8)] == sent[1:9]
+        assert rx.nack(8) == 7  # the second time for seven of them, the first for the eighth
+        assert (rx.unacked, drain(rx)) == (0, sent[8:])
+        rx.ack()
+        assert rx._tries == {}
+    with FileChannel.open(str(tmp_path / "c") + "-dead", FAST) as dead:
+        assert drain(dead.rx()) == sent[1:8]
+
+
+def test_dead_letters_of_several_receivers_go_to_one_channel(tmp_path: Path) -> None:
+    with FileChannel.open(tmp_path / "c", FAST) as channel:
+        channel.append_many([b"%d" % n for n in range(10)])
+        failed: list[BaseException] = []
+
+        def work(name: str) -> None:
+            try:
+                rx = channel.ack_rx(name, max_tries=1, dead_letters=tmp_path / "dead")
+                for _ in range(10):
+                    rx.recv(timeout=5)
+                    assert rx.nack() == 1
+            except BaseException as exc:
+                failed.append(exc)
+
+        threads = [threading.Thread(target=work, args=(name,)) for name in ("a", "b", "c")]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert failed == []
+    with FileChannel.open(tmp_path / "dead", FAST) as dead:
+        assert sorted(drain(dead.rx())) == sorted([b"%d" % n for n in range(10)] * 3)
+
+
+def test_an_ack_that_cannot_be_written_changes_nothing() -> None:
+    disk = FaultyDisk(MemoryDisk())
+    with FileChannel.open("c", FAST, disk=disk) as channel:
+        positions = channel.append_many([b"%d" % n for n in range(5)]).tolist()
+        rx = channel.ack_rx("worker")
+        rx.recv_many(3)
+        disk.fail("write_at", OSError(errno.EIO, "Input/output error"), path="cursor-worker")
+        with pytest.raises(OSError, match="Input/output"):
+            rx.ack(2)
+        assert (rx.unacked, rx.held) == (3, 0)
+        rx.ack(1)
+        assert (rx.unacked, rx.held) == (2, positions[1])
+
+
+def test_acks_one_at_a_time_behind_many_that_wait(tmp_path: Path) -> None:
+    with FileChannel.open(tmp_path / "c", SMALL) as channel:
+        rx, positions = channel.ack_rx("a"), []
+        for number in range(300):  # each is read by itself
+            positions.append(channel.append(b"%d" % number))
+            assert rx.recv() == b"%d" % number
+            if number >= 200:
+                rx.ack(1)
+                assert (rx.unacked, rx.held) == (200, positions[number - 199])
+        assert len(rx._chunks) == 200
+        rx.ack()
+        assert (rx.unacked, rx.held, len(rx._chunks)) == (0, channel.stats().write_position, 0)
+
+
 # --- From another process
+
+
+def test_senders_and_receivers_do_not_survive_a_fork_and_the_parent_goes_on(tmp_path: Path) -> None:
+    with FileChannel.open(tmp_path / "c", FAST) as channel, FileChannel.attach(tmp_path / "c") as view:
+        channel.append_many([b"one", b"two"])
+        tx, handles = channel.tx(), [channel.rx(), channel.ack_rx(), channel.ack_rx("worker"), view.rx()]
+        assert [rx.recv(timeout=1) for rx in handles] == [b"one"] * 4
+        with pytest.raises(LockedError) as refused:  # as long as this is remembered, so is what could not be opened
+            FileChannel.open(tmp_path / "c", FAST)
+        child = os.fork()
+        if not child:
+            told = 0
+            for call in (*(rx.try_recv for rx in handles), channel.rx, view.rx, lambda: tx.send(b"x")):
+                try:
+                    call()
+                except ClosedError:
+                    told += 1
+            os._exit(told)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert [rx.recv(timeout=1) for rx in handles] == [b"two"] * 4
+        handles[2].ack()  # type: ignore[attr-defined]
+        assert tx.send(b"three") == 22
+        with pytest.raises(LockedError):
+            view.ack_rx("worker")
+        del refused
+
+
+def test_a_receiver_without_a_name_holds_nothing_in_another_process_and_is_told(tmp_path: Path) -> None:
+    with FileChannel.open(tmp_path / "c", SMALL) as channel, FileChannel.attach(tmp_path / "c") as view:
+        channel.append_many([b"x" * 50] * 50)
+        rx = view.rx()
+        assert len(drain(channel.rx())) == 50
+        channel.gc()
+        with pytest.raises(ExpiredError, match="0") as caught:
+            rx.recv(timeout=1)
+        assert caught.value.first == channel.stats().first_position > 0
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_asyncio_notices_a_channel_that_is_gone(tmp_path: Path, again: bool) -> None:
+    async def scene() -> None:
+        with FileChannel.open(tmp_path / "c", FAST) as channel:
+            channel.append(b"old")
+        with FileChannel.attach(tmp_path / "c") as view:
+            rx = view.rx()
+            assert await rx.arecv() == b"old"
+            waiting = asyncio.create_task(rx.arecv())
+            await asyncio.sleep(0.01)
+            shutil.rmtree(tmp_path / "c")
+            if again:
+                FileChannel.open(tmp_path / "c", FAST).close()
+            with pytest.raises(ReplacedError):
+                await asyncio.wait_for(waiting, 10)
+            with pytest.raises(ReplacedError):
+                rx.recv(timeout=5)
+            if not again:
+                with pytest.raises(ReplacedError, match="folder is gone"):
+                    view.rx("latest")
+
+    asyncio.run(scene())
 
 
 def test_a_second_process_tails_a_live_channel(tmp_path: Path) -> None:
@@ -437,8 +757,6 @@ def test_a_dropped_position_has_expired(tmp_path: Path) -> None:
 
 
 def test_a_recreated_channel_is_noticed(tmp_path: Path) -> None:
-    import shutil
-
     with FileChannel.open(tmp_path / "c", FAST) as channel:
         channel.append(b"old")
     with FileChannel.attach(tmp_path / "c") as view, FileChannelLog(tmp_path / "c") as log:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import itertools
+import mmap
 import os
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from penstock.batch import Batch
+from penstock.batch import Batch, Spans
 from penstock.disk import FaultyDisk, MemoryDisk, PosixDisk
 from penstock.errors import ClosedError, LockedError, OptionsError, ReadOnlyError, Timeout
 from penstock.log.filechannel import ChannelOptions, FileChannel, FileChannelLog
+from penstock.log.filechannel.format import Header
 from penstock.testing.log_conformance import contents
 
 FAST = ChannelOptions(sync="none", compression="none")
@@ -81,6 +86,23 @@ def test_a_segment_is_sealed_by_the_send_behind_its_threshold(tmp_path: Path) ->
     assert {p.name: p.read_bytes() for p in many.iterdir() if p.name.startswith("segment")} == files
 
 
+def test_a_channel_whose_numbers_are_used_up_refuses_and_stays_readable(tmp_path: Path) -> None:
+    options = ChannelOptions(sync="none", segment_bytes=20, compression="none", collect=False)
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "segment.4294967295").write_bytes(Header(4294967295, 1000).encode())
+    with FileChannel.open(tmp_path / "c", options) as channel:
+        assert channel.append(b"x" * 20) == 1000
+        for send in (lambda: channel.append(b"more"), lambda: channel.append_many([b"more"])):
+            with pytest.raises(OptionsError, match="used up"):
+                send()
+        assert [p for batch in channel.rx().batches(timeout=0) for p in batch.to_payloads()] == [b"x" * 20]
+    (tmp_path / "c" / "segment.4294967295").write_bytes(Header(4294967295, (1 << 63) - 20).encode())
+    with FileChannel.open(tmp_path / "c", options) as channel:
+        assert channel.append(b"last") == (1 << 63) - 20
+        with pytest.raises(OptionsError, match="positions of this channel are used up"):
+            channel.append(b"")
+
+
 def test_waiting_for_other_senders_can_time_out_and_sends_nothing(tmp_path: Path) -> None:
     with FileChannel.open(tmp_path / "c", FAST) as channel:
         channel._spool._lock.acquire()
@@ -131,6 +153,34 @@ def test_a_folder_has_one_owner(tmp_path: Path) -> None:
     with FileChannel.open(tmp_path / "c", FAST), pytest.raises(LockedError):
         FileChannel.open(tmp_path / "c", FAST)
     FileChannel.open(tmp_path / "c", FAST).close()
+
+
+@pytest.mark.parametrize("operation", ["list", "open", "modify", "stat", "sync_folder"])
+def test_a_channel_that_cannot_be_opened_leaves_neither_its_lock_nor_a_descriptor(
+    tmp_path: Path, operation: str
+) -> None:
+    options = ChannelOptions(segment_bytes=20, compression="none", flush_seconds=0.01)
+    with FileChannel.open(tmp_path / "c", options) as channel:
+        channel.append_many([b"message %d" % n for n in range(10)])
+    before, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+    for step in range(100):
+        disk, calls = PosixDisk(), itertools.count()
+        real = getattr(disk, operation)
+
+        def call(path: str, step: int = step, calls: Any = calls, real: Any = real) -> Any:
+            if next(calls) == step:
+                raise OSError(errno.EIO, "Input/output error")
+            return real(path)
+
+        setattr(disk, operation, call)
+        with contextlib.suppress(OSError, ReadOnlyError):
+            FileChannel.open(str(tmp_path / "c"), options, disk=disk).close()
+        if next(calls) <= step:
+            break  # there are no more such calls in an opening and a closing
+        assert len(os.listdir("/proc/self/fd")) == before, step
+        assert threading.active_count() <= threads
+        FileChannel.open(tmp_path / "c", options).close()  # whatever went wrong, the next one may
+    assert 0 < step < 99
 
 
 def test_a_missing_folder_is_made_unless_told_otherwise(tmp_path: Path) -> None:
@@ -217,6 +267,23 @@ def test_a_full_disk_loses_nothing_that_was_sent(tmp_path: Path) -> None:
         channel.append(b"room again")
 
 
+@pytest.mark.parametrize("flush_seconds", [0.0, 3600.0])
+def test_a_message_that_no_frame_holds_is_refused_and_changes_nothing(flush_seconds: float) -> None:
+    """Its length would not fit: the original writes a wrong one, and every receiver stops there."""
+    options = ChannelOptions(sync="none", segment_bytes=1 << 20, flush_seconds=flush_seconds)
+    huge = mmap.mmap(-1, (1 << 32) + 100)  # never touched, so it takes no memory
+    spans = Spans(np.array([0, 0, 0]), np.array([2 << 20, 1 << 32, 5]))  # the first alone fills a segment
+    with FileChannel.open("c", options, disk=MemoryDisk()) as channel:
+        with pytest.raises(OptionsError, match="a frame holds at most 4294967295"):
+            channel.append(huge)
+        with pytest.raises(OptionsError, match="a frame holds at most 4294967295"):
+            channel.append_many(Batch(huge, np.arange(3), spans, next_position=3))
+        channel.flush()
+        assert channel.append(b"next") == 0
+        channel.flush()
+        assert channel.rx().recv(timeout=0) == b"next"
+
+
 # --- Buffered
 
 
@@ -264,6 +331,21 @@ def test_a_synced_send_has_reached_the_disk_with_its_name() -> None:
     channel = FileChannel.open("c", ChannelOptions(sync="always", segment_bytes=40), disk=disk)
     for number in range(10):
         channel.append(b"message %d" % number)
+    disk.cut_power(keep=0)
+    channel.forked()
+    with FileChannel.open("c", FAST, disk=disk) as again:
+        found = [p for batch in again.rx().batches(timeout=0) for p in batch.to_payloads()]
+    assert found == [b"message %d" % n for n in range(10)]
+
+
+def test_with_an_interval_messages_become_durable_by_themselves() -> None:
+    disk = FaultyDisk(MemoryDisk())
+    channel = FileChannel.open("c", ChannelOptions(sync="interval", sync_seconds=0.01, segment_bytes=40), disk=disk)
+    for number in range(10):
+        channel.append(b"message %d" % number)
+    deadline = time.monotonic() + 10
+    while channel.stats().durable_position != channel.stats().write_position and time.monotonic() < deadline:
+        time.sleep(0.01)
     disk.cut_power(keep=0)
     channel.forked()
     with FileChannel.open("c", FAST, disk=disk) as again:
