@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
 import threading
 from pathlib import Path
@@ -12,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.disk import MemoryDisk
-from penstock.errors import ReplacedError, Timeout
+from penstock.errors import ClosedError, ReplacedError, Timeout
 from penstock.log.messagelog import MessageLog, MessageLogOptions, MessageLogReader
 from penstock.log.messagelog.shared import SharedLog
 
@@ -85,6 +86,45 @@ def test_a_turn_on_a_recreated_log_is_refused(tmp_path: Path) -> None:
         other.append(b"new")
     with pytest.raises(ReplacedError), log.turn():
         pass
+
+
+def test_a_lock_that_was_removed_is_not_taken_in_vain(tmp_path: Path) -> None:
+    one = SharedLog.open(tmp_path / "log")
+    with one.turn():
+        one.append(b"first")
+    for name in ("penstock-lock", "penstock-queue"):
+        (tmp_path / "log" / name).unlink()  # as people do with lock files that look forgotten
+    two = SharedLog.open(tmp_path / "log")
+    with two.turn():
+        two.append(b"second")
+        with pytest.raises(Timeout), one.turn(0.02):
+            pass
+    with one.turn():
+        assert one.append(b"third") == 3
+        with pytest.raises(Timeout), two.turn(0.02):
+            pass
+    one.close()
+    two.close()
+
+
+def test_the_child_of_a_fork_leaves_a_turn_to_its_parent(tmp_path: Path) -> None:
+    one, two = SharedLog.open(tmp_path / "log"), SharedLog.open(tmp_path / "log")
+    with one.turn():
+        pid = os.fork()
+        if pid == 0:
+            try:
+                with one.turn():
+                    os._exit(1)
+            except ClosedError:
+                os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        with pytest.raises(Timeout), two.turn(0.02):
+            pass
+        assert one.append(b"mine") == 1
+    with two.turn():
+        assert two.append(b"theirs") == 2
+    one.close()
+    two.close()
 
 
 def test_threads_of_one_process_take_turns_too(tmp_path: Path) -> None:
