@@ -184,6 +184,12 @@ async def test_discard_policies_are_what_was_asked_for(connection: NatsConnectio
         assert store.config["storage"] == "file"
 
 
+async def test_a_value_longer_than_the_server_takes_is_refused_before_it_is_sent(store: NatsKvStore) -> None:
+    with pytest.raises(OptionsError, match="longer than the server takes"):
+        await store.writer.put("a", bytes(store._api.client().max_payload + 1))
+    await store.writer.put("a", b"1")
+
+
 async def test_a_full_bucket_refuses_or_evicts(connection: NatsConnection) -> None:
     refusing = await new_store(connection, max_bytes=4096, discard="new")
     with pytest.raises(Backpressure):

@@ -17,9 +17,6 @@ import threading
 import time
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
 from penstock.batch import Batch, UpdateBatch
 from penstock.disk import Disk, File, Handle, save_atomically
 from penstock.disk.posix import folder_of
@@ -266,7 +263,7 @@ class Bucket(Handle):
                 encode_record(update.op, update.key, update.value, now_ns, expires_ns)
                 for update, expires_ns in zip(plan.updates, plan.expires_ns, strict=True)
             ]
-            last = int(self._append(records, now_ns)[-1])
+            last = self._append(records, now_ns)
             for update, expires_ns in zip(plan.updates, plan.expires_ns, strict=True):
                 if expires_ns:
                     self._state.expires(update.key, update.version.as_int() or 0, expires_ns)
@@ -282,20 +279,20 @@ class Bucket(Handle):
         if room is not None and size > room:
             return None
         records = [encode_record(Op.PUT, change.key, change.value, now_ns) for change in changes]
-        numbers = self._append(records, now_ns)
-        updates = envelope_updates(Batch.of(records, positions=numbers))  # type: ignore[arg-type]
-        self._state.apply(updates, int(numbers[-1]), size)
-        revisions: list[int | PenstockError] = numbers.tolist()
-        return revisions
+        last = self._append(records, now_ns)
+        revisions = range(last - len(records) + 1, last + 1)
+        self._state.apply(envelope_updates(Batch.of(records, positions=revisions)), last, size)
+        return list(revisions)
 
-    def _append(self, records: list[bytes], now_ns: int) -> NDArray[np.int64]:
+    def _append(self, records: list[bytes], now_ns: int) -> int:
+        """Append records, whose revisions are in a row, and return the last one's."""
         if len(records) == 1:
-            numbers = np.array([self._log.append(records[0], timestamp_ns=now_ns)])
+            last = self._log.append(records[0], timestamp_ns=now_ns)
         else:
-            numbers = self._log.append_many(records, timestamp_ns=now_ns)
-        self._head.write_at(0, int(numbers[-1]).to_bytes(8, "little"))
+            last = int(self._log.append_many(records, timestamp_ns=now_ns)[-1])
+        self._head.write_at(0, last.to_bytes(8, "little"))
         CHANGES.add(len(records), bucket=self.config.name)
-        return numbers
+        return last
 
     def _settle(self) -> None:
         """Apply every entry there is; the turn knows where they end."""
