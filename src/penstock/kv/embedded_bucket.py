@@ -33,7 +33,7 @@ from penstock.log.messagelog.shared import SharedLog
 from penstock.log.options import DEFAULT_LIMIT
 from penstock.log.updates import envelope_updates
 from penstock.metrics import REGISTRY
-from penstock.types import KvEntry, Op
+from penstock.types import KvEntry, KvUpdate, Op, VersionToken
 
 __all__ = ["Bucket"]
 
@@ -67,6 +67,8 @@ class Bucket(Handle):
         self.folder, self.config, self.options = folder, config, options
         self._disk, self._mutex, self._closed = disk, threading.RLock(), ""
         self._looked = float("-inf")
+        self.limited = config.max_bytes >= 0 and config.discard == "new"
+        """Whether ``max_bytes`` bounds the live keys, not only the log."""
         path = f"{folder}/log"
         self._log = SharedLog(path, disk, self._log_options())
         self.log_id = self._log.log_id
@@ -256,7 +258,7 @@ class Bucket(Handle):
             changes,
             lambda key: self._state.entry(key, 0),  # what has expired is purged by the changes that come first
             self._log.next_position,
-            self._room(),
+            self.config.max_bytes - self._state.live_bytes if self.limited else None,
         )
         if plan.updates:
             records = [
@@ -271,17 +273,28 @@ class Bucket(Handle):
         return plan.outcomes
 
     def _put_all(self, changes: list[Change], now_ns: int) -> list[int | PenstockError] | None:
-        """Write changes that need no decision, in columns; None if there is something to decide."""
-        if len(changes) < MANY or any(change.what != "put" or change.expires_ns for change in changes):
+        """Write changes that need no decision, many of them in columns; None if there is something to decide."""
+        if not changes:
             return None
-        room = self._room()
-        size = sum(len(change.key) + len(change.value) + RECORD_OVERHEAD for change in changes)
-        if room is not None and size > room:
-            return None
+        for change in changes:
+            if change.what != "put" or change.expires_ns:
+                return None
+        if self.limited:
+            size = sum(len(change.key) + len(change.value) + RECORD_OVERHEAD for change in changes)
+            if size > self.config.max_bytes - self._state.most_live_bytes:
+                return None
         records = [encode_record(Op.PUT, change.key, change.value, now_ns) for change in changes]
         last = self._append(records, now_ns)
         revisions = range(last - len(records) + 1, last + 1)
-        self._state.apply(envelope_updates(Batch.of(records, positions=revisions)), last, size)
+        updates: UpdateBatch | list[KvUpdate]
+        if len(changes) < MANY:
+            updates = [
+                KvUpdate(Op.PUT, change.key, change.value, VersionToken.of(revision))
+                for change, revision in zip(changes, revisions, strict=True)
+            ]
+        else:
+            updates = envelope_updates(Batch.of(records, positions=revisions))
+        self._state.apply(updates, last, sum(map(len, records)))
         return list(revisions)
 
     def _append(self, records: list[bytes], now_ns: int) -> int:
@@ -301,10 +314,6 @@ class Bucket(Handle):
         self.catch_up()
         if self._state.revision > self._log.next_position - 1:
             raise ReplacedError(self.folder, f"its log ends before revision {self._state.revision}")
-
-    def _room(self) -> int | None:
-        limit = self.config.max_bytes
-        return None if limit < 0 or self.config.discard == "old" else limit - self._state.live_bytes
 
     # --- Small things
 

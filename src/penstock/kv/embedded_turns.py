@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections import deque
-from typing import Final
+from typing import Any, Final
 
 from penstock.errors import PenstockError
 from penstock.kv.embedded_bucket import Bucket
@@ -16,6 +17,9 @@ __all__ = ["Turns", "CHANGES_A_TURN"]
 CHANGES_A_TURN: Final = 4096
 """The most changes of one turn, unless one call asks for more."""
 
+WRITES_IN_A_ROW: Final = 8
+"""How many lone writes one task makes before the event loop goes round."""
+
 Outcomes = list[int | PenstockError]
 
 
@@ -23,13 +27,16 @@ class Turns:
     """Gathers the changes of many tasks into turns; used on one event loop.
 
     Who asks while nobody is at it lets the others of the same moment join, which takes one round of the loop.  If
-    none did, a small change is written right there; otherwise a task takes turns until nobody waits.
+    none did, a small change is written right there; otherwise a task takes turns until nobody waits.  One task that
+    writes on and on lets the loop go round after every few writes.
     """
 
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
         self._waiting: deque[tuple[list[Change], asyncio.Future[Outcomes]]] = deque()
         self._busy = False
+        self._writer: weakref.ref[asyncio.Task[Any]] | None = None
+        self._in_a_row = 0
         self._work: asyncio.Task[None] | None = None  # the loop itself keeps no hold on its tasks
 
     async def commit(self, changes: list[Change]) -> Outcomes:
@@ -41,7 +48,8 @@ class Turns:
             return await answer
         self._busy = True
         try:
-            await asyncio.sleep(0)
+            if not self._goes_on():
+                await asyncio.sleep(0)
             if not self._waiting and len(changes) == 1:
                 outcomes = self._bucket.commit_now(changes)
                 if outcomes is not None:
@@ -61,6 +69,15 @@ class Turns:
         if isinstance(outcome, PenstockError):
             raise outcome
         return outcome
+
+    def _goes_on(self) -> bool:
+        """Whether this is the task that wrote last, and not too often yet: then nobody else was there meanwhile."""
+        task = asyncio.current_task()
+        if task is None or self._writer is None or self._writer() is not task or self._in_a_row == WRITES_IN_A_ROW:
+            self._writer, self._in_a_row = None if task is None else weakref.ref(task), 0
+            return False
+        self._in_a_row += 1
+        return True
 
     async def _run(self) -> None:
         try:
