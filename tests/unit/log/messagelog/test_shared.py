@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from penstock.disk import MemoryDisk
 from penstock.errors import ClosedError, ReplacedError, Timeout
 from penstock.log.messagelog import MessageLog, MessageLogOptions, MessageLogReader
-from penstock.log.messagelog.shared import SharedLog
+from penstock.log.messagelog.shared import TURNS_IN_A_ROW, SharedLog
 
 SMALL = MessageLogOptions(sync="none", segment_bytes=9000)
 
@@ -146,6 +146,34 @@ def test_threads_of_one_process_take_turns_too(tmp_path: Path) -> None:
         while len(batch := reader.read(len(found) + 1)):
             found += batch.to_payloads()
     assert found == [b"%d" % n for n in range(1, 301)]
+
+
+def test_who_waits_for_a_turn_is_let_past_after_a_few(tmp_path: Path) -> None:
+    busy, other = SharedLog.open(tmp_path / "log", SMALL), SharedLog.open(tmp_path / "log", SMALL)
+    done = threading.Event()
+
+    def work() -> None:
+        with other.turn():
+            done.set()
+
+    for had in (1, TURNS_IN_A_ROW, TURNS_IN_A_ROW + 3):
+        done.clear()
+        for _ in range(had - 1):
+            with busy.turn():
+                pass
+        with busy.turn():
+            thread = threading.Thread(target=work)
+            thread.start()
+            while busy._line.take():  # until it stands in the queue
+                busy._line.release()
+        more = 0
+        while not done.is_set():
+            with busy.turn():
+                more += not done.is_set()
+        thread.join()
+        assert more <= TURNS_IN_A_ROW
+    busy.close()
+    other.close()
 
 
 def test_a_writer_in_a_loop_lets_another_have_its_turns(tmp_path: Path) -> None:
