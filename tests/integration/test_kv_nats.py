@@ -622,6 +622,25 @@ async def test_a_watch_ends_when_its_connection_is_shut_down(server: NatsServer)
     await watch.aclose()
 
 
+async def test_a_connection_without_a_network_is_shut_down_all_the_same(server: NatsServer) -> None:
+    with TcpProxy(server.port) as proxy:
+        connection = NatsConnection(NatsOptions(url=f"nats://127.0.0.1:{proxy.port}", operation_seconds=0.5))
+        await connection.connect()
+        store = await new_store(connection)
+        proxy.cut()
+        async with asyncio.timeout(WAIT_SECONDS):
+            while connection.is_healthy:
+                await asyncio.sleep(0.01)
+        waiting = asyncio.create_task(store.reader.get("a"))  # goes out with the next connection, if there is one
+        await asyncio.sleep(0.05)
+        await connection.shutdown()
+        with pytest.raises(RetryError):
+            await waiting
+        assert not connection.is_healthy
+        await asyncio.sleep(0.05)
+        assert [task for task in asyncio.all_tasks() if "site-packages/nats" in repr(task)] == []
+
+
 async def test_user_and_password_in_the_address_are_used(tmp_path: Path) -> None:
     with NatsServer(str(tmp_path), "--user", "me", "--pass", "s@cret") as server:
         address = server.url.removeprefix("nats://")

@@ -365,7 +365,7 @@ class AppliedWatch:
                 expired = exc
             except (NotConnected, Timeout) as exc:
                 if self._watcher.closed:
-                    raise
+                    raise NotConnected(f"{self._name}: the connection was shut down: {exc}") from exc
                 expired = None
                 _log.warning("%s: the watch could not start, it is tried again: %s", self._name, exc)
                 await asyncio.sleep(backoff.delay())

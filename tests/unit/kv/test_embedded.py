@@ -428,7 +428,7 @@ async def test_who_goes_away_takes_no_write_of_others_along(connection: Embedded
     first, *others = (asyncio.create_task(store.writer.put(f"k.{n}", b"v")) for n in range(4))
     await asyncio.sleep(0)  # the first lets the others join
     first.cancel()
-    await asyncio.gather(*others)
+    await asyncio.wait_for(asyncio.gather(*others), 20)
     with pytest.raises(asyncio.CancelledError):
         await first
     assert sorted(await store.reader.keys("k.")) == ["k.1", "k.2", "k.3"]
