@@ -221,7 +221,10 @@ class EmbeddedKvWriter(KvWriter):
         value = bytes(value)
         check_change(key, value)
         change = Change(what, key, value, revision, expires_ns)  # type: ignore[arg-type]
-        return VersionToken.of(await self._turns.one(change))
+        (outcome,) = await self._turns.commit([change])
+        if isinstance(outcome, PenstockError):
+            raise outcome
+        return VersionToken.of(outcome)
 
 
 class EmbeddedKvStore(KvStore):

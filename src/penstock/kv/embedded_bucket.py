@@ -113,9 +113,12 @@ class Bucket(Handle):
             return None
         try:
             self._check()
-            with self._log.turn(0):
+            self._log.begin_turn(0)
+            try:
                 now_ns = time.time_ns()
                 return self._write(changes, now_ns) if self._light(changes, now_ns) else None
+            finally:
+                self._log.end_turn()
         except Timeout:
             return None
         finally:

@@ -63,13 +63,6 @@ class Turns:
                 self._busy = False
         return await answer
 
-    async def one(self, change: Change) -> int:
-        """Return the revision of one change, or raise why it was refused."""
-        (outcome,) = await self.commit([change])
-        if isinstance(outcome, PenstockError):
-            raise outcome
-        return outcome
-
     def _goes_on(self) -> bool:
         """Whether this is the task that wrote last, and not too often yet: then nobody else was there meanwhile."""
         task = asyncio.current_task()

@@ -87,23 +87,45 @@ class SharedLog(MessageLog):
     @contextmanager
     def turn(self, timeout: float = LOCK_SECONDS) -> Iterator[None]:
         """Wait for the lock, catch up with what others wrote, and hold it for the block; Timeout if it is not free."""
-        with self._turns:
+        self.begin_turn(timeout)
+        try:
+            yield
+        finally:
+            self.end_turn()
+
+    def begin_turn(self, timeout: float = LOCK_SECONDS) -> None:
+        """Begin what ``end_turn`` must end, on the same thread; for who cannot wait for a ``with`` to be set up."""
+        self._turns.acquire()
+        try:
             self._check_writable()
-            if self._depth:
-                yield
-                return
-            self._take(timeout)
+            if not self._depth:
+                self._take(timeout)
             self._depth += 1
+        except BaseException:
+            self._turns.release()
+            raise
+        if self._depth == 1:
             try:
                 self._catch_up()
-                yield
+            except BaseException:
+                self.end_turn()
+                raise
+
+    def end_turn(self) -> None:
+        """End a turn; the outermost one lets others have the lock."""
+        if not self._depth:  # the child of a fork: the turn it was made in is its parent's
+            return
+        try:
+            self._depth -= 1
+            if self._depth:
+                return
+            try:
+                if self._files.new_names and not self._dead:  # who syncs next may not be the one who made them
+                    self._files.sync_names()
             finally:
-                self._depth -= 1
-                try:
-                    if self._files.new_names and not self._dead:  # who syncs next may not be the one who made them
-                        self._files.sync_names()
-                finally:
-                    self._lock.release()
+                self._lock.release()
+        finally:
+            self._turns.release()
 
     def close(self) -> None:
         """Let go of the log; with a sync mode, sync once more."""
@@ -117,7 +139,7 @@ class SharedLog(MessageLog):
     def forked(self) -> None:
         """Close in the child of a fork; a turn under way stays the parent's."""
         super().forked()
-        self._turns = threading.RLock()
+        self._turns, self._depth = threading.RLock(), 0
         self._lock.close()
         self._line.close()
 
