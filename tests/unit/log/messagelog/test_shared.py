@@ -118,7 +118,7 @@ def test_the_child_of_a_fork_leaves_a_turn_to_its_parent(tmp_path: Path) -> None
                     os._exit(1)
             except ClosedError:
                 os._exit(0)
-            except BaseException:  # noqa: BLE001 - pytest must not go on in here
+            except BaseException:  # pytest must not go on in here
                 os._exit(2)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         with pytest.raises(Timeout), two.turn(0.02):
