@@ -639,6 +639,10 @@ async def test_a_connection_without_a_network_is_shut_down_all_the_same(server: 
         assert not connection.is_healthy
         await asyncio.sleep(0.05)
         assert [task for task in asyncio.all_tasks() if "site-packages/nats" in repr(task)] == []
+        proxy.heal()
+        await connection.connect()
+        await store.writer.put("a", b"1")  # a bucket found before is found again
+        await connection.shutdown()
 
 
 async def test_user_and_password_in_the_address_are_used(tmp_path: Path) -> None:
