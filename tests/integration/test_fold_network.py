@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from penstock.batch import UpdateBatch
+from penstock.errors import NotConnected
 from penstock.fold import AppliedWatch, BatchConfig, WatchScope
 from penstock.kv import NatsConnection, NatsOptions, StoreConfig
 from penstock.kv.nats import NatsKvStore
@@ -248,6 +249,35 @@ async def test_a_network_that_comes_and_goes(tmp_path: Path, proxy: TcpProxy, bu
         await caught_up(fold, bucket)
         assert fold.run.resyncs == 0
         assert max(fold.delivered.values()) == 1
+
+
+@pytest.mark.parametrize("trouble", TROUBLES)
+async def test_a_fold_that_starts_while_the_network_is_away(
+    tmp_path: Path, proxy: TcpProxy, bucket: NatsKvStore, trouble: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    await fill(bucket, 500)
+    options = NatsOptions(url=f"nats://127.0.0.1:{proxy.port}", operation_seconds=0.5, ping_seconds=0.3)
+    with AppendLogStore.open(tmp_path / "fold.snap") as store:
+        async with NatsConnection(options) as connection:
+            remote = await connection.store(BUCKET)
+            away(proxy, trouble)
+            fold = Fold(store, remote, WatchScope.all())
+            await change(bucket, random.Random(trouble), 50, 500)
+            await fold.until(lambda: caplog.text.count("it is tried again") >= 2)
+            assert fold.cursor is None
+            back(proxy, trouble)
+            await caught_up(fold, bucket)
+            assert max(fold.delivered.values()) == 1
+            fold.stop.set()
+            await fold.task
+            away(proxy, trouble)
+            late = Fold(store, remote, WatchScope.all())
+            await asyncio.sleep(0.1)
+            await connection.shutdown()
+            with pytest.raises(NotConnected):  # there is nothing to wait for any more
+                async with asyncio.timeout(10):
+                    await late.task
+    gc.collect()
 
 
 @pytest.mark.parametrize("hydrated", [False, True])

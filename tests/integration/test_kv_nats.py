@@ -7,6 +7,7 @@ import json
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import nats
@@ -20,9 +21,12 @@ from penstock.errors import (
     OptionsError,
     PenstockError,
     ReplacedError,
+    RetryError,
     RevisionMismatch,
     Timeout,
+    UnsupportedError,
 )
+from penstock.fold import WatchScope
 from penstock.kv import NatsConnection, NatsOptions, StoreConfig, Watch
 from penstock.kv.nats import NatsKvStore
 from penstock.kv.nats_api import JetStream
@@ -30,6 +34,7 @@ from penstock.kv.nats_lane import Lane
 from penstock.kv.nats_watch import NatsWatch
 from penstock.testing.kv_conformance import collect, quiet
 from penstock.testing.nats import NatsServer
+from penstock.testing.proxy import TcpProxy
 from penstock.types import KvUpdate, Op, VersionToken, WatchCursor
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "slipstream_kv"
@@ -179,6 +184,12 @@ async def test_discard_policies_are_what_was_asked_for(connection: NatsConnectio
         assert store.config["storage"] == "file"
 
 
+async def test_a_value_longer_than_the_server_takes_is_refused_before_it_is_sent(store: NatsKvStore) -> None:
+    with pytest.raises(OptionsError, match="longer than the server takes"):
+        await store.writer.put("a", bytes(store._api.client().max_payload + 1))
+    await store.writer.put("a", b"1")
+
+
 async def test_a_full_bucket_refuses_or_evicts(connection: NatsConnection) -> None:
     refusing = await new_store(connection, max_bytes=4096, discard="new")
     with pytest.raises(Backpressure):
@@ -190,14 +201,15 @@ async def test_a_full_bucket_refuses_or_evicts(connection: NatsConnection) -> No
     assert await evicting.reader.get("k99") is not None
 
 
+@pytest.mark.parametrize("failure", [RetryError("the answer could not be read"), Timeout("no answer")])
 async def test_a_bucket_is_made_by_the_plain_form_when_the_first_fails(
-    connection: NatsConnection, monkeypatch: pytest.MonkeyPatch
+    connection: NatsConnection, monkeypatch: pytest.MonkeyPatch, failure: RetryError
 ) -> None:
     real = JetStream.call
 
     async def unreadable(self: JetStream, subject: str, body: object = None) -> dict[str, Any]:
         if subject.startswith("STREAM.CREATE"):
-            raise NotConnected("the answer could not be read")
+            raise failure
         return await real(self, subject, body)
 
     monkeypatch.setattr(JetStream, "call", unreadable)
@@ -205,6 +217,31 @@ async def test_a_bucket_is_made_by_the_plain_form_when_the_first_fails(
     assert store.config.get("deny_delete", False) is False  # the mark of the plain form
     assert store.config["max_msgs_per_subject"] == 4
     await store.writer.put("a", b"1")
+
+
+@pytest.mark.parametrize("exists", [True, False])
+async def test_an_account_at_its_limit_of_streams_still_finds_its_bucket(
+    connection: NatsConnection, monkeypatch: pytest.MonkeyPatch, exists: bool
+) -> None:
+    name = (await new_store(connection)).name if exists else f"t{uuid.uuid4().hex}"
+    asked, request = 0, JetStream.request
+    full = {"error": {"code": 400, "err_code": 10027, "description": "maximum number of streams reached"}}
+
+    async def at_the_limit(self: JetStream, subject: str, *args: Any) -> Any:
+        nonlocal asked
+        if "STREAM.CREATE" in subject:
+            return SimpleNamespace(data=json.dumps(full).encode())
+        asked += 1
+        if asked == 1:  # that is why a creation is tried at all
+            raise Timeout("no answer in time")
+        return await request(self, subject, *args)
+
+    monkeypatch.setattr(JetStream, "request", at_the_limit)
+    if not exists:
+        with pytest.raises(UnsupportedError, match="maximum number of streams"):
+            await connection.store(name)
+        return
+    assert (await connection.store(name)).name == name
 
 
 async def test_a_bucket_that_cannot_be_made_says_why(connection: NatsConnection) -> None:
@@ -278,6 +315,43 @@ async def test_several_prefixes_cost_one_consumer_and_nothing_is_left_behind(sto
     lane = store._api.client()._ps
     assert isinstance(lane, Lane)
     assert not lane.inboxes
+
+
+@pytest.mark.parametrize("headers_only", [True, False])
+async def test_a_scan_listens_first_and_needs_no_acknowledgements(
+    store: NatsKvStore, monkeypatch: pytest.MonkeyPatch, headers_only: bool
+) -> None:
+    await store.writer.put("a", b"1")
+    asked, real = [], JetStream.create_consumer
+
+    async def asking(self: JetStream, config: dict[str, Any]) -> tuple[str, int]:
+        asked.append((config, [inbox.subject for inbox in self.client()._ps.inboxes.values()]))
+        return await real(self, config)
+
+    monkeypatch.setattr(JetStream, "create_consumer", asking)
+    await (store.reader.keys() if headers_only else store.reader.scan())
+    async with await store.watcher.watch_all() as watch:
+        await collect(watch, 1)
+    (scan, before_scan), (live, before_live) = asked
+    assert scan["deliver_subject"] in before_scan
+    assert live["deliver_subject"] in before_live
+    assert (scan["deliver_policy"], scan["ack_policy"], scan["headers_only"]) == (
+        "last_per_subject", "none", headers_only,
+    )  # fmt: skip
+    assert (live["deliver_policy"], live["ack_policy"]) == ("last_per_subject", "none")
+
+
+async def test_a_scan_over_a_link_that_swallows_everything_ends_in_time(server: NatsServer, store: NatsKvStore) -> None:
+    await store.writer.put_many((f"k.{n}", b"x" * 200) for n in range(500))
+    with TcpProxy(server.port) as proxy:
+        options = NatsOptions(url=f"nats://127.0.0.1:{proxy.port}", operation_seconds=0.5, ping_seconds=60)
+        async with NatsConnection(options) as connection:
+            remote = await connection.store(store.name)
+            proxy.stall(after=50_000)
+            with pytest.raises(Timeout):
+                async with asyncio.timeout(WAIT_SECONDS):
+                    await remote.reader.scan()
+            proxy.heal()
 
 
 async def test_a_scan_that_stands_still_ends_when_the_server_has_no_more(store: NatsKvStore) -> None:
@@ -403,6 +477,20 @@ async def test_a_live_watch_overrun_by_retention_is_told_before_the_batch(connec
         await watch.next_batch()
     assert (caught.value.position, caught.value.first) == (3, 7)
     await watch.aclose()
+
+
+async def test_a_server_starts_behind_what_it_has_evicted_without_a_word(connection: NatsConnection) -> None:
+    """The trap itself: were it ever to say so, the checks around it would be one too many."""
+    store = await new_store(connection, history=5)
+    await store.writer.put_many((f"k{n}", b"v") for n in range(6))
+    await purge_below(store, 5)
+    watch = watch_of(store, None, guarded=False)
+    await watch._open(3)  # as a resume at revision 2 would, without the checks
+    assert [update.version.as_int() for update in await collect(watch, 2)] == [5, 6]
+    await watch.aclose()
+    for scope in (WatchScope.all(), WatchScope.prefix("k."), WatchScope.of(["k.", "x."])):
+        with pytest.raises(ExpiredError):
+            await scope.watch_from(store.watcher, WatchCursor.of(2))
 
 
 async def test_a_gap_that_lost_nothing_is_passed(connection: NatsConnection) -> None:
@@ -532,6 +620,29 @@ async def test_a_watch_ends_when_its_connection_is_shut_down(server: NatsServer)
     with pytest.raises(NotConnected):
         await asyncio.wait_for(waiting, WAIT_SECONDS)
     await watch.aclose()
+
+
+async def test_a_connection_without_a_network_is_shut_down_all_the_same(server: NatsServer) -> None:
+    with TcpProxy(server.port) as proxy:
+        connection = NatsConnection(NatsOptions(url=f"nats://127.0.0.1:{proxy.port}", operation_seconds=0.5))
+        await connection.connect()
+        store = await new_store(connection)
+        proxy.cut()
+        async with asyncio.timeout(WAIT_SECONDS):
+            while connection.is_healthy:
+                await asyncio.sleep(0.01)
+        waiting = asyncio.create_task(store.reader.get("a"))  # goes out with the next connection, if there is one
+        await asyncio.sleep(0.05)
+        await connection.shutdown()
+        with pytest.raises(RetryError):
+            await waiting
+        assert not connection.is_healthy
+        await asyncio.sleep(0.05)
+        assert [task for task in asyncio.all_tasks() if "site-packages/nats" in repr(task)] == []
+        proxy.heal()
+        await connection.connect()
+        await store.writer.put("a", b"1")  # a bucket found before is found again
+        await connection.shutdown()
 
 
 async def test_user_and_password_in_the_address_are_used(tmp_path: Path) -> None:

@@ -103,6 +103,7 @@ def test_without_the_guard_a_deleted_key_stays_for_ever() -> None:
     report = explore_live(LiveWatchModel(5, guarded=False))
     assert report.states == 511
     assert list(report.violations) == ["at rest the fold is the bucket"]
+    assert set(report.witnesses) == {"a delete arrives"}
     assert len(report.violations["at rest the fold is the bucket"]) == 10
 
 

@@ -6,7 +6,7 @@ code run on a folder, in memory, on a disk that loses power, and on whatever els
 
 from penstock.disk.atomic import Replacement, save_atomically, save_many_atomically
 from penstock.disk.commit import Committer, GroupCommit
-from penstock.disk.face import Disk, File, Lock, ReadDisk, ReadFile, Stat
+from penstock.disk.face import Disk, File, Latch, Lock, ReadDisk, ReadFile, Stat
 from penstock.disk.faulty import FaultyDisk
 from penstock.disk.handle import ClosingHandle, Handle
 from penstock.disk.memory import MemoryDisk
@@ -20,6 +20,7 @@ __all__ = [
     "ReadFile",
     "Stat",
     "Lock",
+    "Latch",
     "PosixDisk",
     "MemoryDisk",
     "FaultyDisk",

@@ -15,7 +15,7 @@ import msgspec
 
 from penstock.kernel import Mapping
 
-__all__ = ["Stat", "ReadFile", "File", "ReadDisk", "Disk", "Lock"]
+__all__ = ["Stat", "ReadFile", "File", "ReadDisk", "Disk", "Lock", "Latch"]
 
 
 class Stat(msgspec.Struct, frozen=True):
@@ -87,6 +87,19 @@ class Lock(Protocol):
         """Let someone else have it."""
 
 
+class Latch(Protocol):
+    """A lock file that stays open, to be taken and let go many times by one thread at a time."""
+
+    def take(self) -> bool:
+        """Take the lock; False if someone has it.  FileNotFoundError when its folder is gone."""
+
+    def release(self) -> None:
+        """Let someone else have it.  The file stays open."""
+
+    def close(self) -> None:
+        """Let go of the file, and with it of the lock; in the child of a fork, of the child's share in it."""
+
+
 class ReadDisk(Protocol):
     """A disk to read from."""
 
@@ -132,6 +145,9 @@ class Disk(ReadDisk, Protocol):
 
     def lock(self, path: str) -> Lock:
         """Take the lock file at ``path``, created if need be; LockedError if someone has it."""
+
+    def latch(self, path: str) -> Latch:
+        """Return the same lock for who takes it often; nobody has it yet."""
 
     def boot_id(self) -> bytes:
         """Return 16 bytes that change with every start of the machine."""

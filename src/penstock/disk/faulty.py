@@ -16,7 +16,8 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
-from penstock.disk.face import Disk, File, Lock, Stat
+from penstock.disk.face import Disk, File, Latch, Lock, Stat
+from penstock.disk.memory import Relock
 from penstock.disk.posix import folder_of
 from penstock.kernel import Mapping
 
@@ -253,6 +254,10 @@ class FaultyDisk:
         self.called("lock", path)
         with self._changing(path):
             return self._inner.lock(path)
+
+    def latch(self, path: str) -> Latch:
+        """Return the same lock for who takes it often; each time counts as a call of ``lock``."""
+        return Relock(self, path)
 
     def boot_id(self) -> bytes:
         """Return an id that changes with every power cut."""

@@ -11,11 +11,11 @@ import os
 import tempfile
 import threading
 
-from penstock.disk.face import Stat
+from penstock.disk.face import Disk, Lock, Stat
 from penstock.disk.posix import PosixFile, boot_id, folder_of, stat_of
 from penstock.errors import LockedError
 
-__all__ = ["MemoryDisk"]
+__all__ = ["MemoryDisk", "Relock"]
 
 
 def anonymous_file() -> int:
@@ -35,6 +35,30 @@ class MemoryLock:
     def release(self) -> None:
         """Let someone else have it."""
         self._disk.unlock(self._path, self)
+
+
+class Relock:
+    """A latch on any disk: its lock, taken anew each time."""
+
+    def __init__(self, disk: Disk, path: str) -> None:
+        self._disk, self._path = disk, path
+        self._held: Lock | None = None
+
+    def take(self) -> bool:
+        """Take the lock; False if someone has it."""
+        try:
+            self._held = self._disk.lock(self._path)
+        except LockedError:
+            return False
+        return True
+
+    def release(self) -> None:
+        """Let someone else have it."""
+        held, self._held = self._held, None
+        if held is not None:
+            held.release()
+
+    close = release
 
 
 class MemoryDisk:
@@ -140,6 +164,10 @@ class MemoryDisk:
                 self.create(path).close()
             lock = self._locks[_norm(path)] = MemoryLock(self, path)
             return lock
+
+    def latch(self, path: str) -> Relock:
+        """Return the same lock for who takes it often."""
+        return Relock(self, path)
 
     def unlock(self, path: str, lock: MemoryLock) -> None:
         """Release a lock that is still held."""

@@ -170,6 +170,40 @@ class PosixLock:
         self.release()
 
 
+class PosixLatch:
+    """The same flock on a descriptor that stays open: a tenth of the cost of opening the file for each time."""
+
+    def __init__(self, path: str) -> None:
+        self._path, self._fd = path, -1
+
+    def take(self) -> bool:
+        """Take the lock; False if someone has it."""
+        while True:
+            if self._fd < 0:
+                self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            if os.fstat(self._fd).st_nlink:
+                return True
+            self.close()  # somebody removed the file: those who come later lock another one
+
+    def release(self) -> None:
+        """Let someone else have it."""
+        if self._fd >= 0:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        """Let go of the descriptor; a lock that another process shares since a fork stays that one's."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+
 class PosixDisk:
     """The file system.
 
@@ -261,6 +295,10 @@ class PosixDisk:
             os.close(fd)
             raise
         return PosixLock(fd)
+
+    def latch(self, path: str) -> PosixLatch:
+        """Return the same lock for who takes it often."""
+        return PosixLatch(path)
 
     def boot_id(self) -> bytes:
         """Return 16 bytes that change with every start of the machine."""

@@ -9,6 +9,8 @@ When the cursor has expired, or retention has overrun the running watch, keys ma
 nobody will ever deliver.  So the live keys are listed, what the fold has and the bucket has not is deleted with
 an unknown version, and only when that is in the store does the full watch start: a key that came back is put
 after it was deleted, never before.
+
+A network that is away is waited for, at the first attach as later: the store has what the fold was, and goes on.
 """
 
 from __future__ import annotations
@@ -21,7 +23,16 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from penstock.batch import UpdateBatch
-from penstock.errors import ClosedError, ExpiredError, OptionsError, PenstockError, RetryError
+from penstock.disk import Backoff
+from penstock.errors import (
+    ClosedError,
+    ExpiredError,
+    NotConnected,
+    OptionsError,
+    PenstockError,
+    RetryError,
+    Timeout,
+)
 from penstock.fold.executor import in_store_thread
 from penstock.fold.face import BatchConfig, FoldStore, WatchScope
 from penstock.fold.guards import may_relist, resume_cursor
@@ -41,6 +52,8 @@ _lag = REGISTRY.gauge("fold_lag", "changes that are not in the fold yet, as far 
 _hydrated = REGISTRY.gauge("fold_hydrated", "1 when the state the watch began with is in the fold", labels=("fold",))
 
 RESYNC_PAUSE_SECONDS = 0.5
+ATTACH_PAUSE_SECONDS = 0.1
+ATTACH_PAUSE_MAX_SECONDS = 5.0
 
 T = TypeVar("T")
 Parse = Callable[[UpdateBatch], Any]
@@ -315,7 +328,7 @@ class AppliedWatch:
 
     async def _pump(self) -> None:
         """Move batches from the watch into the channel; start over with a resync when history is gone."""
-        watch = await self._begin()
+        watch = await self._attach()
         while True:
             self._watch = watch
             try:
@@ -327,20 +340,35 @@ class AppliedWatch:
                 return
             except ExpiredError as exc:
                 await watch.aclose()
-                await self._ask_for_resync(exc)
                 # On a small busy bucket this can be needless each time: never in a hot loop.
                 await asyncio.sleep(RESYNC_PAUSE_SECONDS)
-                watch = await self._scope.watch(self._watcher)
+                watch = await self._attach(exc)
             except BaseException:
                 await watch.aclose()
                 raise
 
-    async def _begin(self) -> Watch:
-        try:
-            return await self._scope.watch_from(self._watcher, self._resume)
-        except ExpiredError as exc:
-            await self._ask_for_resync(exc)
-            return await self._scope.watch(self._watcher)
+    async def _attach(self, expired: ExpiredError | None = None) -> Watch:
+        """Start a watch behind what is applied, however long the network takes; with a resync where history is gone.
+
+        A full watch that does not come about is not simply tried again: keys may vanish while the network is away, so
+        the next try begins where a restart would.
+        """
+        backoff = Backoff(first=ATTACH_PAUSE_SECONDS, last=ATTACH_PAUSE_MAX_SECONDS)
+        while True:
+            if expired is not None:
+                await self._ask_for_resync(expired)
+            try:
+                if expired is not None:
+                    return await self._scope.watch(self._watcher)
+                return await self._scope.watch_from(self._watcher, self.applied)
+            except ExpiredError as exc:
+                expired = exc
+            except (NotConnected, Timeout) as exc:
+                if self._watcher.closed:
+                    raise NotConnected(f"{self._name}: the connection was shut down: {exc}") from exc
+                expired = None
+                _log.warning("%s: the watch could not start, it is tried again: %s", self._name, exc)
+                await asyncio.sleep(backoff.delay())
 
     async def _send(self, batch: UpdateBatch) -> None:
         while self._in_channel and self._in_channel + len(batch) > self._config.channel_capacity:

@@ -3,7 +3,7 @@
 
 The bytes of the log lie in one buffer, a mapped file as a rule.  The index keeps, for each live key, the
 offset of its put record and nothing else: keys, values and versions are read from the record.  A hash
-table of (32 hash bits, slot) finds the slot of a key, ``offs`` the record of a slot.
+table (keytable.pxd) finds the slot of a key, ``offs`` the record of a slot.
 
 For ordered reads there is ``order``, slots sorted by key, and ``fresh``, slots not yet sorted in.  The
 slot of a deleted key stays in its list, flagged DEAD, until the list is rebuilt: its old record still
@@ -17,6 +17,7 @@ from libc.string cimport memcmp, memcpy
 
 from penstock.kernel.atomics cimport get16, get32
 from penstock.kernel.crc cimport crc_init
+from penstock.kernel.keytable cimport *
 from penstock.kernel.murmur cimport murmur
 from penstock.kernel.pgssrecord cimport *
 
@@ -55,8 +56,7 @@ cdef class Fold:
     cdef bint attached
     cdef const uint8_t *data
     cdef readonly int64_t size
-    cdef uint64_t *table  # hash bits << 32 | slot + 1; zero is free
-    cdef uint64_t mask
+    cdef KeyTable table
     cdef int64_t *offs
     cdef uint32_t *order
     cdef uint32_t *fresh
@@ -70,15 +70,13 @@ cdef class Fold:
     cdef int token_len
 
     def __cinit__(self):
-        self.mask = 63
-        self.table = <uint64_t *>calloc(64, sizeof(uint64_t))
-        if self.table is NULL:
+        if not table_begin(&self.table):
             raise MemoryError
 
     def __dealloc__(self):
         if self.attached:
             PyBuffer_Release(&self.view)
-        free(self.table)
+        table_end(&self.table)
         free(self.offs)
         free(self.order)
         free(self.fresh)
@@ -123,7 +121,7 @@ cdef class Fold:
             raise ValueError(f"cannot replay from {start} of {self.size} bytes")
         with nogil:
             while at < self.size:
-                if at >= fetched and self.mask >= MANY:
+                if at >= fetched and self.table.mask >= MANY:
                     fetched = self.look_ahead(at)
                 status = parse(self.data, self.size, at, check, &r)
                 if status == CLEAN and not self.replay(at, &r):
@@ -142,7 +140,7 @@ cdef class Fold:
         murmur(<const uint8_t *>PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key), digest)
         if not self.probe(<const uint8_t *>PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key), digest[0], &place):
             return -1
-        return self.offs[<uint32_t>self.table[place] - 1]
+        return self.offs[table_slot(&self.table, place)]
 
     def read(self, int64_t at):
         """Return (key, value, version) of the put record at an offset."""
@@ -303,7 +301,7 @@ cdef class Fold:
         Finding a key takes three reads that wait for one another: its place in the table, its slot, its record.
         For one record after the other that is most of the time.  Hints only: nothing is changed here.
         """
-        cdef uint64_t[AHEAD] bits
+        cdef uint64_t[AHEAD] hashes
         cdef int64_t[AHEAD] found
         cdef uint64_t digest[2]
         cdef uint64_t place
@@ -313,14 +311,14 @@ cdef class Fold:
             at += r.total
             if r.kind != CURSOR:
                 murmur(self.data + r.key, r.key_len, digest)
-                bits[n] = digest[0] >> 32
-                fetch(&self.table[bits[n] & self.mask])
+                hashes[n] = digest[0]
+                fetch(&self.table.places[table_home(&self.table, digest[0])])
                 n += 1
         for i in range(n):
-            place = bits[i] & self.mask
-            while self.table[place] and self.table[place] >> 32 != bits[i]:
-                place = (place + 1) & self.mask
-            found[i] = <int64_t>(<uint32_t>self.table[place]) - 1
+            place = table_home(&self.table, hashes[i])
+            while self.table.places[place] and self.table.places[place] >> 32 != hashes[i] >> 32:
+                place = (place + 1) & self.table.mask
+            found[i] = table_slot(&self.table, place)
             if found[i] >= 0:
                 fetch(&self.offs[found[i]])
         for i in range(n):
@@ -343,7 +341,7 @@ cdef class Fold:
             return True
         murmur(self.data + r.key, r.key_len, digest)
         if self.probe(self.data + r.key, r.key_len, digest[0], &place):
-            slot = <uint32_t>self.table[place] - 1
+            slot = <uint32_t>table_slot(&self.table, place)
             self.redundant = True
             self.account(self.offs[slot], False)
             if r.kind == PUT:
@@ -351,7 +349,7 @@ cdef class Fold:
                 self.account(at, True)
             else:
                 self.offs[slot] |= DEAD
-                self.unlink(place)
+                table_remove(&self.table, place)
             return True
         if r.kind == DELETE:
             self.redundant = True
@@ -378,36 +376,23 @@ cdef class Fold:
 
     cdef bint probe(self, const uint8_t *key, int64_t n, uint64_t hashed, uint64_t *place) noexcept nogil:
         """Find a key in the table; ``place`` is where it is, or where it would go."""
-        cdef uint64_t bits = hashed >> 32, i = bits & self.mask
+        cdef uint64_t i = table_home(&self.table, hashed)
         cdef int64_t at
-        while self.table[i]:
-            if self.table[i] >> 32 == bits:
-                at = self.offs[<uint32_t>self.table[i] - 1]
+        while self.table.places[i]:
+            if self.table.places[i] >> 32 == hashed >> 32:
+                at = self.offs[table_slot(&self.table, i)]
                 if get16(self.data + at + 5) == n and not memcmp(self.data + at + 7, key, n):
                     place[0] = i
                     return True
-            i = (i + 1) & self.mask
+            i = (i + 1) & self.table.mask
         place[0] = i
         return False
 
-    cdef void unlink(self, uint64_t place) noexcept nogil:
-        """Empty a place of the table and close the gap behind it."""
-        cdef uint64_t gap = place, i = place
-        while True:
-            i = (i + 1) & self.mask
-            if not self.table[i]:
-                break
-            if ((i - (self.table[i] >> 32)) & self.mask) >= ((i - gap) & self.mask):
-                self.table[gap] = self.table[i]
-                gap = i
-        self.table[gap] = 0
-
     cdef bint insert(self, int64_t at, uint64_t hashed) noexcept nogil:
         """Give a new key its slot."""
-        cdef uint64_t i
         cdef uint32_t slot
         cdef void *array
-        if <uint64_t>(self.count + 1) * 3 > (self.mask + 1) * 2 and not self.rehash():
+        if not table_grow(&self.table, self.count + 1):
             return False
         if self.spares:
             self.spares -= 1
@@ -437,26 +422,8 @@ cdef class Fold:
             self.fresh = <uint32_t *>array
             self.fresh[self.unsorted_count] = slot
             self.unsorted_count += 1
-        i = (hashed >> 32) & self.mask
-        while self.table[i]:
-            i = (i + 1) & self.mask
-        self.table[i] = (hashed >> 32) << 32 | (slot + 1)
+        table_add(&self.table, hashed, slot)
         self.account(at, True)
-        return True
-
-    cdef bint rehash(self) noexcept nogil:
-        cdef uint64_t old_mask = self.mask, mask = self.mask * 2 + 1, i, j
-        cdef uint64_t *table = <uint64_t *>calloc(mask + 1, sizeof(uint64_t))
-        if table is NULL:
-            return False
-        for i in range(old_mask + 1):
-            if self.table[i]:
-                j = (self.table[i] >> 32) & mask
-                while table[j]:
-                    j = (j + 1) & mask
-                table[j] = self.table[i]
-        free(self.table)
-        self.table, self.mask = table, mask
         return True
 
     cdef int64_t bound(self, const uint8_t *prefix, int64_t n, int64_t low, int64_t high, bint above) noexcept nogil:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import contextlib
 import logging
 from dataclasses import dataclass
 from typing import Any, Final
@@ -162,7 +163,10 @@ class NatsConnection(Connection):
             await asyncio.gather(dial, return_exceptions=True)
         client, self._client, self._healthy = self._client, None, False
         if client is not None and not client.is_closed:
-            await client.close()
+            if not client.is_connected:  # what was to be sent has no way out; nats-py would try, and stop half-way
+                client._pending, client._pending_data_size = [], 0
+            with contextlib.suppress(OSError):  # it broke this very moment: it is closed all the same
+                await client.close()
 
     async def store_with_config(self, config: StoreConfig) -> NatsKvStore:
         """Return a bucket, made with this configuration if it does not exist.

@@ -21,9 +21,11 @@ from penstock.batch import UpdateBatch
 from penstock.disk import Disk, PosixDisk
 from penstock.disk.posix import folder_of
 from penstock.errors import NotConnected, OptionsError, PenstockError
-from penstock.kv.embedded_bucket import READ_LIMIT, Bucket, EmbeddedOptions
+from penstock.kv.embedded_bucket import Bucket
 from penstock.kv.embedded_format import MAX_VALUE_BYTES, check_change, check_prefixes
+from penstock.kv.embedded_options import EmbeddedOptions
 from penstock.kv.embedded_plan import Change
+from penstock.kv.embedded_turns import CHANGES_A_TURN, Turns
 from penstock.kv.embedded_watch import EmbeddedWatch, below
 from penstock.kv.executor import in_disk_thread
 from penstock.kv.nats_watch import EndedWatch
@@ -38,6 +40,7 @@ from penstock.kv.roles import (
     StoreConfig,
     Watch,
 )
+from penstock.log.options import DEFAULT_LIMIT
 from penstock.log.updates import envelope_updates
 from penstock.types import KvEntry, KvUpdate, Op, VersionToken, WatchCursor
 
@@ -54,57 +57,7 @@ __all__ = [
 CAPABILITIES: Final = ConnectionCapabilities(
     streaming_watch=True, prefix_watch=True, ttl=True, purge=True, cas=True, max_value_bytes=MAX_VALUE_BYTES
 )
-CHANGES_A_TURN: Final = 4096
 PUT_MANY_BYTES: Final = 4 << 20
-
-
-class _Turns:
-    """Gathers the changes of many tasks into turns; used on one event loop."""
-
-    def __init__(self, bucket: Bucket) -> None:
-        self._bucket = bucket
-        self._waiting: list[tuple[list[Change], asyncio.Future[list[int | PenstockError]]]] = []
-        self._work: asyncio.Task[None] | None = None
-
-    async def commit(self, changes: list[Change]) -> list[int | PenstockError]:
-        """Return the outcomes of these changes, written in one turn together with whatever else waits."""
-        answer: asyncio.Future[list[int | PenstockError]] = asyncio.get_running_loop().create_future()
-        self._waiting.append((changes, answer))
-        if self._work is None or self._work.done():
-            self._work = asyncio.create_task(self._run())
-        return await answer
-
-    async def one(self, change: Change) -> int:
-        """Return the revision of one change, or raise why it was refused."""
-        (outcome,) = await self.commit([change])
-        if isinstance(outcome, PenstockError):
-            raise outcome
-        return outcome
-
-    async def _run(self) -> None:
-        while self._waiting:
-            taken: list[tuple[list[Change], asyncio.Future[list[int | PenstockError]]]] = []
-            count = 0
-            while self._waiting and (not taken or count + len(self._waiting[0][0]) <= CHANGES_A_TURN):
-                taken.append(self._waiting.pop(0))
-                count += len(taken[-1][0])
-            try:
-                wanted = [change for changes, _ in taken for change in changes]
-                outcomes = self._bucket.commit_now(wanted) if len(wanted) == 1 else None
-                if outcomes is None:
-                    outcomes = await in_disk_thread(self._bucket.commit, wanted)
-            except BaseException as exc:  # it belongs to those who wait for it
-                for _, answer in taken:
-                    if not answer.done():
-                        answer.set_exception(exc)
-                if not isinstance(exc, Exception):
-                    raise
-                continue
-            at = 0
-            for changes, answer in taken:
-                if not answer.done():
-                    answer.set_result(outcomes[at : at + len(changes)])
-                at += len(changes)
 
 
 class EmbeddedKvReader(KvReader):
@@ -154,7 +107,7 @@ class EmbeddedKvReader(KvReader):
     def _history(self, key: str) -> list[KvUpdate]:
         bucket, found = self._bucket, list[KvUpdate]()
         position, raw = bucket.first_revision(), key.encode()
-        while len(batch := bucket.reader.read(position, READ_LIMIT)):
+        while len(batch := bucket.reader.read(position, DEFAULT_LIMIT)):
             updates = below(envelope_updates(batch, bucket.reader.path), [raw])
             found += [updates[int(index)] for index in (updates.keys.lengths == len(raw)).nonzero()[0]]
             position = batch.next_position
@@ -212,7 +165,7 @@ class EmbeddedKvWriter(KvWriter):
     True
     """
 
-    def __init__(self, turns: _Turns) -> None:
+    def __init__(self, turns: Turns) -> None:
         self._turns = turns
 
     async def put(self, key: str, value: bytes) -> VersionToken:
@@ -268,7 +221,10 @@ class EmbeddedKvWriter(KvWriter):
         value = bytes(value)
         check_change(key, value)
         change = Change(what, key, value, revision, expires_ns)  # type: ignore[arg-type]
-        return VersionToken.of(await self._turns.one(change))
+        (outcome,) = await self._turns.commit([change])
+        if isinstance(outcome, PenstockError):
+            raise outcome
+        return VersionToken.of(outcome)
 
 
 class EmbeddedKvStore(KvStore):
@@ -282,7 +238,7 @@ class EmbeddedKvStore(KvStore):
         self.bucket = bucket
         """The synchronous bucket behind the roles."""
         self._reader, self._watcher = EmbeddedKvReader(bucket), EmbeddedKvWatcher(bucket)
-        self._writer = EmbeddedKvWriter(_Turns(bucket))
+        self._writer = EmbeddedKvWriter(Turns(bucket))
 
     @property
     def name(self) -> str:

@@ -61,7 +61,9 @@ def plan_changes(
     plan = Plan()
     seen: dict[str, KvEntry | None] = {}
     for change in changes:
-        now = seen[change.key] if change.key in seen else entry(change.key)
+        now = None
+        if room_bytes is not None or change.what not in ("put", "delete", "purge"):  # these ask no questions
+            now = seen[change.key] if change.key in seen else entry(change.key)
         revision = 0 if now is None else now.version.as_int() or 0
         problem = _refused(bucket, change, now is not None, revision)
         if problem is None and change.what in ("put", "create", "update") and room_bytes is not None:

@@ -1,7 +1,8 @@
 """The live keys of an embedded bucket at one revision: a store in memory, begun from state.snap.
 
 Each process has its own, and moves it on by reading the log; state.snap is written by whoever's turn it is, now and
-then.  Both are PGSS, so loading, replaying and looking up are the work of the append-log store.
+then.  Both are PGSS, so loading, replaying and looking up are the work of the append-log store.  A few updates that
+came one by one wait beside it, because a store takes many at once for the price of a few.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from penstock.kv.embedded_format import EXPIRES, Expiry
 from penstock.log.envelope import decode_headers, open_envelopes
 from penstock.log.updates import envelope_updates
 from penstock.store import AppendLogOptions, AppendLogStore
-from penstock.types import KvEntry, KvUpdate, WatchCursor
+from penstock.types import KvEntry, KvUpdate, Op, WatchCursor
 
 __all__ = ["BucketState"]
 
 NAME = "state.snap"
 EXPIRY = "expiry.json"
+LATE = 64
+"""How many updates may wait to be folded into the store."""
 
 
 class BucketState:
@@ -54,6 +57,8 @@ class BucketState:
         except CorruptionError as exc:
             raise CorruptionError(self._path, exc.byte, exc.reason) from None
         self._memory = memory
+        self._late: dict[str, KvUpdate] = {}  # the last word on keys whose updates are not in the store yet
+        self._late_bytes = 0
         self.revision = self._store.cursor().token.as_int() or 0
         self.saved = self.revision
         """The revision of state.snap, as far as is known here."""
@@ -88,9 +93,22 @@ class BucketState:
 
     def apply(self, updates: UpdateBatch | list[KvUpdate], revision: int, log_bytes: int) -> None:
         """Fold updates, the last of them ``revision``, which take ``log_bytes`` of the log."""
-        self._store.apply(updates, WatchCursor.of(revision))
+        if isinstance(updates, list) and len(updates) + len(self._late) <= LATE:
+            for update in updates:
+                self._late[update.key] = update
+            self._late_bytes += log_bytes
+        else:
+            self._settle()
+            self._store.apply(updates, WatchCursor.of(revision))
         self.revision = revision
         self.unsaved_bytes += log_bytes
+
+    def _settle(self) -> AppendLogStore:
+        """Return the store with everything in it."""
+        if self._late:
+            self._store.apply(list(self._late.values()), WatchCursor.of(self.revision))
+            self._late, self._late_bytes = {}, 0  # in this order: who reads meanwhile finds them here or there
+        return self._store
 
     def expires(self, key: str, revision: int, expires_ns: int) -> None:
         """Take note that a key of this revision expires."""
@@ -102,7 +120,7 @@ class BucketState:
         while self._due and self._due[0][0] <= now_ns:
             _, key, revision = heapq.heappop(self._due)
             if self._expiry.get(key, Expiry(0, 0)).revision == revision:
-                entry = self._store.get(key)
+                entry = self._get(key)
                 if entry is not None and entry.version.as_int() == revision:
                     found.append((key, revision))
                 else:
@@ -120,7 +138,7 @@ class BucketState:
 
     def entry(self, key: str, now_ns: int) -> KvEntry | None:
         """Return the entry of a key, tombstones included, unless it has expired."""
-        found = self._store.get(key)
+        found = self._get(key)
         if found is None or not self._expiry:
             return found
         when = self._expiry.get(key)
@@ -130,7 +148,8 @@ class BucketState:
 
     def scan(self, prefix: str, now_ns: int, *, hidden: bool = False) -> UpdateBatch:
         """Return the entries below a prefix in order of revision, with ``hidden`` also the empty ones."""
-        found = list(self._store.scan(prefix, limit=max(self._store.count(), 1)))
+        store = self._settle()
+        found = list(store.scan(prefix, limit=max(store.count(), 1)))
         if not found:
             return UpdateBatch.of([])
         batch = UpdateBatch.concat(found)
@@ -153,16 +172,21 @@ class BucketState:
     @property
     def count(self) -> int:
         """How many keys there are, tombstones included."""
-        return self._store.count()
+        return self._settle().count()
 
     @property
     def live_bytes(self) -> int:
         """What the live keys take."""
-        return self._store.live_bytes
+        return self._settle().live_bytes
+
+    @property
+    def most_live_bytes(self) -> int:
+        """What the live keys take at most, for the asking."""
+        return self._store.live_bytes + self._late_bytes
 
     def digest(self) -> str:
         """Return the digest of all entries."""
-        return self._store.digest()
+        return self._settle().digest()
 
     # --- The checkpoint
 
@@ -174,7 +198,7 @@ class BucketState:
         heapq.heapify(self._due)
         # First the times: one that names a revision the old state.snap has not is passed over.
         save_atomically(self._disk, self._expiry_path, msgspec.json.encode(live) + b"\n")
-        self._store.compact()
+        self._settle().compact()
         with self._memory.open(NAME) as file:
             save_atomically(self._disk, self._path, file.read_at(0, file.stat().size))
         self.saved, self.unsaved_bytes, self._saved_identity = self.revision, 0, self._identity()
@@ -192,8 +216,14 @@ class BucketState:
         self._store.close()
 
     def _is_live(self, key: str, when: Expiry) -> bool:
-        entry = self._store.get(key)
+        entry = self._get(key)
         return entry is not None and entry.version.as_int() == when.revision
+
+    def _get(self, key: str) -> KvEntry | None:
+        late = self._late.get(key)
+        if late is None:
+            return self._store.get(key)
+        return KvEntry(key, late.value, late.version) if late.op is Op.PUT else None
 
     def _expires(self, key: str, revision: int, expires_ns: int) -> None:
         self._expiry[key] = Expiry(revision, expires_ns)

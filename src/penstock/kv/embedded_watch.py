@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from penstock.batch import Spans, UpdateBatch
 from penstock.disk import Backoff
 from penstock.errors import ExpiredError, OptionsError, ReplacedError, RetryError
-from penstock.kv.embedded_bucket import READ_LIMIT, Bucket
+from penstock.kv.embedded_bucket import Bucket
 from penstock.kv.executor import in_disk_thread
 from penstock.kv.roles import Watch
 from penstock.kv.window import resume_start, resume_window_ok
+from penstock.log.options import DEFAULT_LIMIT
 from penstock.log.updates import envelope_updates
 
 __all__ = ["EmbeddedWatch", "below"]
@@ -148,7 +149,7 @@ class EmbeddedWatch(Watch):
         bucket = self._bucket
         while not self._closed:
             try:
-                batch = bucket.reader.read(self._next, READ_LIMIT)
+                batch = bucket.reader.read(self._next, DEFAULT_LIMIT)
             except ExpiredError as exc:
                 raise ExpiredError(bucket.config.name, self._next - 1, exc.first) from None
             if not len(batch):

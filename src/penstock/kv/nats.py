@@ -190,6 +190,14 @@ class NatsKvWatcher(KvWatcher):
     def __init__(self, bucket: _Bucket) -> None:
         self._bucket = bucket
 
+    @property
+    def closed(self) -> bool:
+        """Whether the connection was shut down; one that is being dialled again was not."""
+        try:
+            return bool(self._bucket.api.client().is_closed)
+        except NotConnected:
+            return True
+
     async def watch_all(self) -> Watch:
         """Watch every key, beginning with the re-list."""
         return await self._watch([""], None, guarded=True)

@@ -203,6 +203,11 @@ class KvWatcher(abc.ABC):
     True
     """
 
+    @property
+    def closed(self) -> bool:
+        """Whether its connection was shut down, so that trying again is in vain."""
+        return False
+
     @abc.abstractmethod
     async def watch_all(self) -> Watch:
         """Watch every key, beginning with the re-list."""

@@ -166,7 +166,14 @@ class AppendLogStore(Handle):
 
     def get(self, key: str) -> KvEntry | None:
         """Return the entry of a key, or None."""
-        return self.multi_get([key])[0]
+        wanted = _key_bytes(key)
+        with self._lock:
+            self._check()
+            at = -1 if wanted is None else self._fold.find(wanted)
+            if at < 0:
+                return None
+            _, value, version = self._fold.read(at)
+        return KvEntry(key, value, VersionToken(version))
 
     def multi_get(self, keys: Sequence[str]) -> list[KvEntry | None]:
         """Return the entries of many keys, all at one moment."""

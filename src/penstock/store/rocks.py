@@ -163,6 +163,7 @@ class RocksStore(EngineStore):
         options = self._rocks.Options(raw_mode=True)
         options.create_if_missing(not self.read_only)
         options.create_missing_column_families(not self.read_only)
+        options.set_compression_type(self._rocks.DBCompressionType.lz4())  # also of the family nobody uses
         cores = min(os.cpu_count() or 1, 16)
         options.increase_parallelism(cores)
         options.set_max_subcompactions(max(1, cores // 2))

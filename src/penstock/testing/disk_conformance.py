@@ -209,6 +209,31 @@ class DiskConformance:
             disk.lock(f"{root}/lock")
         again.release()
 
+    def test_a_latch_is_the_lock_taken_many_times(self, tmp_path: Path) -> None:
+        disk, root = self.make(tmp_path)
+        one, two = disk.latch(f"{root}/lock"), disk.latch(f"{root}/lock")
+        two.release()  # nobody has it
+        for _ in range(3):
+            assert one.take()
+            assert not two.take()
+            two.release()  # who has it not cannot free it
+            with pytest.raises(LockedError):
+                disk.lock(f"{root}/lock")
+            one.release()
+            held = disk.lock(f"{root}/lock")
+            assert not one.take()
+            held.release()
+        assert two.take()
+        two.close()
+        assert one.take()
+        one.close()
+        one.close()
+
+    def test_a_latch_needs_its_folder(self, tmp_path: Path) -> None:
+        disk, root = self.make(tmp_path)
+        with pytest.raises(FileNotFoundError):
+            disk.latch(f"{root}/absent/lock").take()
+
     def test_the_boot_id_stays_the_same(self, tmp_path: Path) -> None:
         disk, _ = self.make(tmp_path)
         assert len(disk.boot_id()) == 16

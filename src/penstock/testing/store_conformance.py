@@ -166,6 +166,22 @@ class StoreConformance:
             assert one.range() == two.range()
             assert one.digest() == two.digest()
 
+    def test_a_store_is_a_function_of_its_log(self, tmp_path: Path) -> None:
+        """Whether folded in one go, with a stop at any cursor, or with the tail once more: it is the same."""
+        with self.filled(str(tmp_path / "once")) as store:
+            expected = store.range(), store.cursor(), store.digest()
+        batches = fixture_batches()
+        for stop in range(len(batches) + 1):
+            path = str(tmp_path / f"stop{stop}")
+            with self.open(path) as store:
+                for batch, cursor in batches[:stop]:
+                    store.apply(batch, WatchCursor.of(cursor))
+            for again in (0, 1):  # what came after the cursor, and then all of it once more
+                with self.open(path) as store:
+                    for batch, cursor in batches[0 if again else stop :]:
+                        store.apply(batch, WatchCursor.of(cursor))
+                    assert (store.range(), store.cursor(), store.digest()) == expected
+
     def test_any_history_folds_to_the_same_as_a_dict(self, tmp_path: Path) -> None:
         rng = random.Random(7)
         path, batches = str(tmp_path / "fold"), []
@@ -266,10 +282,11 @@ class StoreConformance:
 
     def test_multi_get_answers_in_order_with_none_for_what_is_absent(self, tmp_path: Path) -> None:
         with self.filled(str(tmp_path / "fold")) as store:
-            keys = ["svc.x", "absent", "node.a", "node.b", "svc.x", "x" * 70000, "\udc80"]
+            store.apply([KvUpdate.put("empty", b"", 8)], WatchCursor.of(8))
+            keys = ["svc.x", "absent", "node.a", "node.b", "svc.x", "x" * 70000, "\udc80", "empty"]
             assert store.multi_get(keys) == [store.get(key) for key in keys]
             assert [entry and entry.value for entry in store.multi_get(keys)] == [
-                b"sx", None, b"v1b", None, b"sx", None, None,
+                b"sx", None, b"v1b", None, b"sx", None, None, b"",
             ]  # fmt: skip
             assert store.multi_get([]) == []
 

@@ -33,6 +33,21 @@ def test_a_lock_is_seen_by_other_processes_and_freed_by_their_death(tmp_path: Pa
     PosixDisk().lock(path).release()
 
 
+def test_a_latch_follows_its_name_when_the_file_was_removed(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    latch = PosixDisk().latch(str(path))
+    assert latch.take()
+    latch.release()
+    path.unlink()
+    held = PosixDisk().lock(str(path))
+    assert not latch.take()
+    held.release()
+    assert latch.take()
+    with pytest.raises(LockedError):
+        PosixDisk().lock(str(path))
+    latch.close()
+
+
 def test_an_allocation_that_fails_leaves_the_size(tmp_path: Path) -> None:
     with PosixDisk().create(str(tmp_path / "a")) as file:
         file.write_at(0, b"x")

@@ -81,7 +81,9 @@ class ScriptedWatch(Watch):
 
 
 class ScriptedWatcher(KvWatcher):
-    """``resumed`` answers the _from calls, ``full`` the others; an exception is raised."""
+    """``resumed`` answers the _from calls, ``full`` the others: one answer, or a list; an exception is raised."""
+
+    closed = False
 
     def __init__(self, resumed: Any = None, full: Any = None) -> None:
         self.resumed, self.full = resumed, full
@@ -107,6 +109,8 @@ class ScriptedWatcher(KvWatcher):
 
     def _answer(self, answer: Any, *call: Any) -> Watch:
         self.calls.append(call)
+        if isinstance(answer, list):
+            answer = answer.pop(0) if len(answer) > 1 else answer[0]
         if isinstance(answer, Exception):
             raise answer
         assert isinstance(answer, Watch), call
@@ -114,10 +118,10 @@ class ScriptedWatcher(KvWatcher):
 
 
 class ListedReader(KvReader):
-    """Lists these keys, or fails."""
+    """Lists these keys, each time the next ones of several, or fails."""
 
-    def __init__(self, keys: list[str], error: Exception | None = None) -> None:
-        self.live, self.error = keys, error
+    def __init__(self, *keys: list[str], error: Exception | None = None) -> None:
+        self.live, self.error = list(keys), error
 
     async def get(self, key: str) -> KvEntry | None:
         raise AssertionError(key)
@@ -128,7 +132,8 @@ class ListedReader(KvReader):
     async def keys(self, prefix: str = "") -> list[str]:
         if self.error:
             raise self.error
-        return [key for key in self.live if key.startswith(prefix)]
+        live = self.live.pop(0) if len(self.live) > 1 else self.live[0]
+        return [key for key in live if key.startswith(prefix)]
 
     async def scan(self, prefix: str = "") -> UpdateBatch:
         raise AssertionError(prefix)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from penstock.batch import UpdateBatch
-from penstock.errors import ClosedError, ExpiredError, NotConnected, OptionsError, RetryError
+from penstock.errors import ClosedError, ExpiredError, NotConnected, OptionsError, RetryError, Timeout
 from penstock.fold import AppliedWatch, BatchConfig, WatchScope, watch_applied
 from penstock.types import KvUpdate, WatchCursor
 
@@ -272,10 +272,15 @@ async def test_sixteen_failures_in_a_row_stop_the_fold() -> None:
     with pytest.raises(RetryError, match="16 consecutive"):
         await fold(ScriptedWatch([put("a", 1)]), seen, store=store).run()
     assert (store.revision, seen.reported) == (None, [])
-    again = MemoryStore()
+    again, watch = MemoryStore(), ScriptedWatch([put("a", 1)])
     again.failing = 15
-    await fold(ScriptedWatch([put("a", 1), None]), Seen(), store=again).run()
-    assert again.revision == 1
+    running = asyncio.create_task(fold(watch, Seen(), store=again).run())
+    await until(lambda: again.revision == 1)
+    again.failing = 15  # one success, and counting begins anew
+    watch.feed(put("b", 2))
+    watch.feed(None)
+    await running
+    assert again.revision == 2
 
 
 async def test_while_the_store_fails_the_watch_waits() -> None:
@@ -311,10 +316,24 @@ async def test_a_full_channel_makes_the_watch_wait() -> None:
 
 
 @pytest.mark.parametrize(
-    ("scope", "kept"),
-    [(ALL, {"node.live"}), (WatchScope.prefix("node."), {"node.live", "svc.other"})],
+    ("scope", "kept", "calls"),
+    [
+        (ALL, {"node.live"}, [("all from", 3), ("all",)]),
+        (
+            WatchScope.prefix("node."),
+            {"node.live", "svc.other"},
+            [("prefix from", "node.", 3), ("prefix", "node.")],
+        ),
+        (
+            WatchScope.of(["node.", "x."]),
+            {"node.live", "svc.other"},
+            [("prefixes from", "node.", "x.", 3), ("prefixes", "node.", "x.")],
+        ),
+    ],
 )
-async def test_a_resync_deletes_what_vanished_in_scope_before_the_re_list(scope: WatchScope, kept: set[str]) -> None:
+async def test_a_resync_deletes_what_vanished_in_scope_before_the_re_list(
+    scope: WatchScope, kept: set[str], calls: list[tuple[Any, ...]]
+) -> None:
     store = MemoryStore({"node.live": b"1", "node.gone": b"1", "svc.other": b"1"}, 3)
     seen, full = Seen(), ScriptedWatch([put("node.live", 12), None])
     watcher = ScriptedWatcher(resumed=EXPIRED, full=full)
@@ -325,6 +344,7 @@ async def test_a_resync_deletes_what_vanished_in_scope_before_the_re_list(scope:
     assert store.applies == [(gone, 3), (["node.live"], 12)]  # the deletes do not move the cursor
     assert seen.keys == [*gone, "node.live"]
     assert run.resyncs == 1
+    assert watcher.calls == calls
 
 
 async def test_a_key_that_came_back_after_the_listing_is_there_in_the_end() -> None:
@@ -364,7 +384,7 @@ async def test_without_a_reader_or_a_store_the_full_watch_is_all_there_is(with_s
 
 async def test_a_listing_that_fails_stops_the_fold() -> None:
     store = MemoryStore({"k": b"1"}, 3)
-    reader = ListedReader([], NotConnected("gone"))
+    reader = ListedReader([], error=NotConnected("gone"))
     with pytest.raises(RetryError, match="listing live keys"):
         await fold(None, Seen(), watcher=ScriptedWatcher(EXPIRED), store=store, reader=reader).run()
     assert (store.entries.keys(), store.revision) == ({"k"}, 3)
@@ -396,6 +416,61 @@ async def test_an_error_of_the_watch_comes_out_after_what_came_before_it_is_fold
     with pytest.raises(NotConnected):
         await fold(ScriptedWatch([put("a", 1), NotConnected("closed")]), Seen(), store=store, config=PATIENT).run()
     assert store.revision == 1
+
+
+# --- A network that is away
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.fold.applied.ATTACH_PAUSE_SECONDS", 0.001)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_the_first_attach_waits_for_the_network() -> None:
+    store = MemoryStore({"a": b"1"}, 7)
+    watch = ScriptedWatch([put("b", 8), None])
+    watcher = ScriptedWatcher(resumed=[NotConnected("away"), Timeout("still away"), watch])
+    assert await fold(None, Seen(), watcher=watcher, store=store).run() == WatchCursor.of(8)
+    assert watcher.calls == [("all from", 7)] * 3
+    assert store.entries.keys() == {"a", "b"}
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_whoever_stops_a_fold_that_waits_for_the_network_gets_its_cursor() -> None:
+    stop, watcher = asyncio.Event(), ScriptedWatcher(resumed=NotConnected("away"))
+    run = fold(None, Seen(), watcher=watcher, store=MemoryStore({}, 7), stop=stop)
+    running = asyncio.create_task(run.run())
+    await until(lambda: len(watcher.calls) > 2)
+    assert (run.hydrated, run.lag) == (False, None)
+    stop.set()
+    assert await running == WatchCursor.of(7)
+
+
+@pytest.mark.parametrize(("closed", "error"), [(True, NotConnected("shut down")), (False, RetryError("what?"))])
+async def test_an_attach_that_waiting_cannot_help_ends_the_fold(closed: bool, error: Exception) -> None:
+    watcher = ScriptedWatcher(resumed=error)
+    watcher.closed = closed
+    with pytest.raises(type(error), match=str(error).rstrip("?")):
+        await asyncio.wait_for(fold(None, Seen(), watcher=watcher).run(), 10)
+    assert len(watcher.calls) == 1
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_full_watch_that_cannot_start_begins_again_with_the_listing() -> None:
+    store = MemoryStore({"early": b"1", "late": b"1", "stays": b"1"}, 3)
+    # "late" is there when the keys are listed, and vanishes without a trace while the network is away.
+    reader = ListedReader(["late", "stays"], ["stays"])
+    watcher = ScriptedWatcher(
+        resumed=[EXPIRED, NotConnected("away"), EXPIRED],
+        full=[Timeout("away"), ScriptedWatch([put("stays", 12), None])],
+    )
+    run = fold(None, Seen(), watcher=watcher, store=store, reader=reader)
+    assert await run.run() == WatchCursor.of(12)
+    assert store.entries.keys() == {"stays"}
+    again = ("all from", 3)
+    assert watcher.calls == [again, ("all",), again, again, ("all",)]
+    assert run.resyncs == 2
 
 
 # --- Between flushes

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import NotConnected, OptionsError, Timeout
-from penstock.kv import NatsConnection, NatsOptions, nats_connect
+from penstock.kv import ConnectionCapabilities, NatsConnection, NatsOptions, nats_connect
 from penstock.kv.nats_api import error_of
 
 CREDS = base64.b64encode(b"-----BEGIN NATS USER JWT-----\nx\n").decode()
@@ -39,6 +39,13 @@ def test_printing_the_options_shows_no_secret() -> None:
 def test_an_address_without_a_host_is_refused(url: str) -> None:
     with pytest.raises(OptionsError):
         NatsOptions(url=url).servers()
+
+
+def test_what_nats_can_do_is_said_before_anyone_connects() -> None:
+    assert NatsConnection().capabilities == ConnectionCapabilities(
+        streaming_watch=True, prefix_watch=True, ttl=False, purge=True, cas=True, transactions=False,
+        max_value_bytes=0, global_ordering=False,
+    )  # fmt: skip
 
 
 async def test_a_failed_dial_is_told_to_everyone_who_waits() -> None:

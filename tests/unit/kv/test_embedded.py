@@ -20,11 +20,12 @@ from penstock.errors import (
     CorruptionError,
     ExpiredError,
     OptionsError,
+    PenstockError,
     ReplacedError,
     RevisionMismatch,
 )
 from penstock.kv import EmbeddedConnection, EmbeddedKvStore, EmbeddedOptions, StoreConfig
-from penstock.kv.embedded_bucket import Bucket
+from penstock.kv.embedded_bucket import TURNS, Bucket
 from penstock.kv.embedded_plan import Change
 from penstock.store import open_store
 from penstock.testing.kv_conformance import collect, quiet, short
@@ -397,6 +398,46 @@ def test_a_write_on_the_event_loop_waits_for_nothing() -> None:
     assert one.catch_up() == two.revision == 4
     one.close()
     two.close()
+
+
+async def test_writes_of_one_moment_share_a_turn_and_a_lone_one_needs_no_thread(
+    connection: EmbeddedConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await new(connection)
+    await store.writer.put("a", b"0")  # makes the first segment
+    turns, threads = TURNS.value(bucket="b"), 0
+    real = Bucket.commit
+
+    def counting(self: Bucket, changes: list[Change]) -> list[int | PenstockError]:
+        nonlocal threads
+        threads += 1
+        return real(self, changes)
+
+    monkeypatch.setattr(Bucket, "commit", counting)
+    versions = [await store.writer.put("a", b"%d" % n) for n in range(5)]
+    assert [version.as_int() for version in versions] == [2, 3, 4, 5, 6]
+    assert (TURNS.value(bucket="b") - turns, threads) == (5, 0)
+    await asyncio.gather(*(store.writer.put(f"k.{n}", b"v") for n in range(100)))
+    assert (TURNS.value(bucket="b") - turns, threads) == (6, 1)
+    assert len(await store.reader.keys("k.")) == 100
+
+
+async def test_who_goes_away_takes_no_write_of_others_along(connection: EmbeddedConnection) -> None:
+    store = await new(connection)
+    await store.writer.put("a", b"0")
+    first, *others = (asyncio.create_task(store.writer.put(f"k.{n}", b"v")) for n in range(4))
+    await asyncio.sleep(0)  # the first lets the others join
+    first.cancel()
+    await asyncio.wait_for(asyncio.gather(*others), 20)
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert sorted(await store.reader.keys("k.")) == ["k.1", "k.2", "k.3"]
+    alone = asyncio.create_task(store.writer.put("k.4", b"v"))
+    await asyncio.sleep(0)
+    alone.cancel()
+    await asyncio.gather(alone, return_exceptions=True)
+    await store.writer.put("k.5", b"v")
+    assert sorted(await store.reader.keys("k.")) == ["k.1", "k.2", "k.3", "k.5"]
 
 
 async def test_a_head_ahead_of_the_log_does_no_harm(connection: EmbeddedConnection) -> None:

@@ -136,6 +136,28 @@ def test_a_rocksdb_store_is_synced_when_asked_for(tmp_path: Path) -> None:
         assert store.count() == 3
 
 
+def test_rocksdb_is_tuned_and_every_family_can_be_read_by_the_original(tmp_path: Path) -> None:
+    """Its build reads lz4 and zstd and nothing else; two settings that do nothing without each other are both there."""
+    with RocksStore.open(tmp_path / "fold", RocksOptions(cache_bytes=8 << 20)) as store:
+        store.apply(puts(0, 3), WatchCursor.of(3))
+    newest = max((tmp_path / "fold").glob("OPTIONS-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+    families: dict[str, dict[str, str]] = {}
+    for line in newest.read_text().splitlines():
+        if line.startswith("["):
+            section = families.setdefault(line.strip("[]"), {})
+        elif "=" in line:
+            name, _, value = line.strip().partition("=")
+            section[name] = value
+    for family in ("default", "data", "meta"):
+        assert families[f'CFOptions "{family}"']["compression"] == "kLZ4Compression", family
+    data, table = families['CFOptions "data"'], families['TableOptions/BlockBasedTable "data"']
+    assert (data["bottommost_compression"], data["write_buffer_size"]) == ("kZSTD", str(256 << 20))
+    assert (table["index_type"], table["partition_filters"]) == ("kTwoLevelIndexSearch", "true")
+    assert (table["block_size"], table["cache_index_and_filter_blocks"]) == ("16384", "true")
+    assert data["optimize_filters_for_hits"] == "false"
+    assert families["DBOptions"]["max_total_wal_size"] == str(1 << 30)
+
+
 @ENGINES
 def test_a_closed_engine_can_be_opened_again_at_once(tmp_path: Path, kind: Any) -> None:
     for number in range(3):

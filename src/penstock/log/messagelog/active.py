@@ -29,6 +29,8 @@ class ActiveSegment:
     def __init__(self, state: SegmentState, log: File, index: File, used: int, since: int, capacity: int) -> None:
         self.state, self.log, self.index = state, log, index
         self.used, self.since, self.capacity = used, since, capacity
+        self.identity = log.stat().identity
+        """Which file it is, whatever has its name."""
         self.sealed = False
 
     @property

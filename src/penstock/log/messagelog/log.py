@@ -7,8 +7,6 @@ it is damage, which is logged, counted and listed by ``verify``, and reading goe
 
 from __future__ import annotations
 
-import bisect
-import logging
 import os
 import struct
 import threading
@@ -20,14 +18,14 @@ import numpy as np
 
 from penstock.batch import Batch, Spans
 from penstock.disk import Backoff, ClosingHandle, Disk, PosixDisk, ReadDisk
-from penstock.errors import ClosedError, ExpiredError, OptionsError, PenstockError, ReplacedError, UnsupportedError
+from penstock.errors import ClosedError, OptionsError, PenstockError, UnsupportedError
 from penstock.log.messagelog.cut import cut
-from penstock.log.messagelog.format import BAD, HEAD, MAX_POSITION, MAX_SEQ, Entry, Stop, segment_number
+from penstock.log.messagelog.folder import Folder
+from penstock.log.messagelog.format import BAD, HEAD, MAX_POSITION, MAX_SEQ, Entry, segment_number
 from penstock.log.messagelog.segment import Found, Segment
 from penstock.log.messagelog.verify import verify_segments
 from penstock.log.options import DEFAULT_LIMIT
 from penstock.log.sidecar import Sidecar
-from penstock.metrics import REGISTRY
 from penstock.types import Problem
 
 if TYPE_CHECKING:
@@ -35,12 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MessageLogReader", "open_reader", "open_writer", "recognise"]
 
-logger = logging.getLogger(__name__)
-
-CRC_FAILURES: Final = REGISTRY.counter("message_log_crc_failures", "damaged entries met in sealed segments")
 NUMBER_AND_TIME: Final = struct.Struct("<QQ")
-KEPT_SEGMENTS: Final = 64
-"""How many segments a reader keeps open."""
 
 
 class MessageLogReader(ClosingHandle):
@@ -69,13 +62,9 @@ class MessageLogReader(ClosingHandle):
         self.path = os.fspath(path)
         self._disk = disk or PosixDisk()
         self._sidecar = Sidecar(self._disk, os.path.join(self.path, "penstock-"))
+        self._folder = Folder(self._disk, self.path, self._sidecar)
         self._lock = threading.RLock()
         self._closed = False
-        self._open: dict[int, Segment] = {}
-        self._alone: set[int] = set()  # segments that repeat nothing of the one before
-        self._warned: set[tuple[str, int]] = set()
-        self._numbers = self._list()
-        self._log_id = self._identity()
 
     # --- Bounds
 
@@ -83,8 +72,9 @@ class MessageLogReader(ClosingHandle):
     def first_position(self) -> int:
         """The number in the name of the oldest segment; of an empty log, the number its first entry will get."""
         with self._lock:
-            self._refresh()
-            return self._first()
+            self._check_open()
+            self._folder.refresh()
+            return self._folder.first()
 
     @property
     def next_position(self) -> int:
@@ -98,16 +88,8 @@ class MessageLogReader(ClosingHandle):
     def last_seq(self) -> int:
         """The number of the newest entry, 0 when there is none."""
         with self._lock:
-            while True:
-                self._refresh()
-                last = 0
-                for number in reversed(self._numbers):  # a fresh segment is empty
-                    segment, above = self._segment(number), last
-                    last = max(last, segment.last_seq() if segment else 0)
-                    if above:  # and the one before may not be below it, if somebody tampered with the log
-                        break
-                if last or not self._refresh():
-                    return last
+            self._check_open()
+            return self._folder.last_seq()
 
     @property
     def durable_position(self) -> int | None:
@@ -128,12 +110,12 @@ class MessageLogReader(ClosingHandle):
             self._check_open()
             if position > MAX_POSITION:
                 raise OptionsError(f"{self.path}: position {position}: must be below 2^63")
-            found = self._near(position, limit)
+            found = self._folder.near(position, limit)
             if found is None:
-                if position < self._first():
-                    self._refresh()
-                    self._check_expired(position)
-                found = self._find(position, limit, expires=True) if limit > 0 else None
+                if position < self._folder.first():
+                    self._folder.refresh()
+                    self._folder.check_expired(position)
+                found = self._folder.find(position, limit, expires=True) if limit > 0 else None
         return _nothing(position) if found is None else _batch(found)
 
     def entries(self, from_seq: int = 1, limit: int = DEFAULT_LIMIT) -> Iterator[Entry]:
@@ -145,7 +127,7 @@ class MessageLogReader(ClosingHandle):
         while left > 0:
             with self._lock:
                 self._check_open()
-                found = self._find(want, min(left, 4096))
+                found = self._folder.find(want, min(left, 4096))
             if found is None:
                 return
             view = memoryview(found.data)
@@ -184,8 +166,9 @@ class MessageLogReader(ClosingHandle):
     def cut(self, start: int, end: int, span_bytes: int) -> list[tuple[int, int]]:
         """Return spans of about ``span_bytes``: small segments together, long ones cut where their index points."""
         with self._lock:
-            self._refresh()
-            return cut(self._numbers, self._segment, start, end, span_bytes)
+            self._check_open()
+            self._folder.refresh()
+            return cut(self._folder.numbers, self._folder.segment, start, end, span_bytes)
 
     # --- About the log
 
@@ -193,16 +176,16 @@ class MessageLogReader(ClosingHandle):
         """Yield every problem: damaged entries and indexes, numbers that are missing, repeated or out of order."""
         with self._lock:
             self._check_open()
-            self._refresh()
-            numbers = list(self._numbers)
+            self._folder.refresh()
+            numbers = list(self._folder.numbers)
         yield from verify_segments(self._disk, self.path, numbers)
 
     def stat(self) -> dict[str, Any]:
         """Return what there is to say about the log, without reading all of it."""
         with self._lock:
             self._check_open()
-            self._refresh()
-            numbers = list(self._numbers)
+            self._folder.refresh()
+            numbers = list(self._folder.numbers)
         names = self._disk.list(self.path)
         files, total = [], 0
         for number in numbers:
@@ -234,136 +217,15 @@ class MessageLogReader(ClosingHandle):
         """Let go of the files."""
         with self._lock:
             self._closed = True
-            for segment in self._open.values():
-                segment.close()
-            self._open.clear()
+            self._folder.close()
             self._sidecar.close()
 
     def forked(self) -> None:
         """Forget the parent's files in the child of a fork; the next read opens its own."""
         self._lock = threading.RLock()
-        self._open = {}
+        self._folder.forget()
 
-    # --- Finding entries
-
-    def _near(self, want: int, limit: int) -> Found | None:
-        """Return entries from ``want`` on if it is known in which segment they must be; None says nothing.
-
-        The short way of most reads: one look at the segment's name, which tells whether it still has that file.
-        """
-        numbers = self._numbers
-        index = bisect.bisect_right(numbers, want) - 1
-        if index < 0 or limit <= 0 or numbers[index] not in self._alone:
-            return None
-        segment = self._open.get(numbers[index])
-        if segment is None or segment.sealed != (index + 1 < len(numbers)) or not segment.look():
-            return None
-        found = segment.find(want, limit)
-        return found if found.count and found.damage is None else None
-
-    def _find(self, want: int, limit: int, *, expires: bool = False) -> Found | None:
-        """Return the first entries from ``want`` on, of one segment, or None when there are none yet."""
-        while True:
-            for number in self._from(want):
-                segment = self._segment(number)
-                if segment is None or not segment.look():
-                    if self._refresh():  # retention was faster: what was asked for may be gone
-                        break
-                    continue
-                found = segment.find(want, limit)
-                if found.damage is not None:
-                    self._warn(segment.path, found.damage)
-                if found.count:
-                    return found
-            else:
-                if not self._refresh():
-                    return None
-            if expires:
-                self._check_expired(want)
-
-    def _check_expired(self, position: int) -> None:
-        first = self._first()
-        if position < first:
-            raise ExpiredError(self.path, position, first)
-
-    def _from(self, want: int) -> list[int]:
-        """Return the numbers of the segments that ``want`` or later entries can be in, in order."""
-        index = max(bisect.bisect_right(self._numbers, want) - 1, 0)
-        self._alone.update(self._numbers[:1])
-        while index > 0:  # a segment may repeat what the one before has: that one is read first
-            before = self._segment(self._numbers[index - 1])
-            last = None if before is None else before.last_seq(fresh=False)
-            if last is not None and last < self._numbers[index]:
-                self._alone.add(self._numbers[index])
-            if last is None or last < want:
-                break
-            index -= 1
-        return self._numbers[index:]
-
-    def _segment(self, number: int) -> Segment | None:
-        segment = self._open.pop(number, None)
-        sealed = number != self._numbers[-1]
-        if segment is not None and segment.sealed != sealed:
-            segment.close()
-            segment = None
-        if segment is None:
-            try:
-                segment = Segment(self._disk, self.path, number, sealed=sealed)
-            except FileNotFoundError:  # retention was faster, or it is about to be
-                return None
-            except OSError as exc:
-                logger.warning("%s: passed over: %s", Segment.log_path(self.path, number), exc)
-                return None
-        self._open[number] = segment
-        if len(self._open) > KEPT_SEGMENTS:
-            self._open.pop(next(iter(self._open))).close()
-        return segment
-
-    def _warn(self, path: str, damage: tuple[int, Stop]) -> None:
-        byte, stop = damage
-        if (path, byte) in self._warned:
-            return
-        self._warned.add((path, byte))
-        CRC_FAILURES.add()
-        logger.warning("%s at byte %d: a sealed segment is damaged here (%s)", path, byte, stop.name)
-
-    # --- Which segments there are
-
-    def _list(self) -> list[int]:
-        try:
-            names = self._disk.list(self.path)
-        except (FileNotFoundError, NotADirectoryError):
-            raise OptionsError(f"{self.path}: there is no message log here") from None
-        return sorted(number for number in map(segment_number, names) if number is not None)
-
-    def _refresh(self) -> bool:
-        """Look which segments there are now; return whether that changed."""
-        self._check_open()
-        try:
-            numbers = self._list()
-        except OptionsError:
-            raise ReplacedError(self.path, "its folder is gone") from None
-        changed = numbers != self._numbers
-        identity = self._identity()
-        if self._log_id is not None and identity is not None and identity != self._log_id:
-            raise ReplacedError(self.path, "its log id changed")
-        self._log_id = self._log_id or identity
-        for number in [n for n in self._open if n not in numbers or not self._open[n].look()]:
-            self._open.pop(number).close()
-            changed = True
-        self._numbers = numbers
-        if changed:
-            self._alone.clear()
-        return changed
-
-    def _first(self) -> int:
-        if self._numbers:
-            return max(self._numbers[0], 1)
-        return self._sidecar.durable_position() or 1
-
-    def _identity(self) -> str | None:
-        identity = self._sidecar.identity()
-        return None if identity is None else identity.log_id
+    # --- Small things
 
     def _try_next(self) -> int | None:
         try:

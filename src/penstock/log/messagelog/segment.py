@@ -37,6 +37,7 @@ READ_BYTES: Final = 4 << 20
 """How much of an active segment is read at a time."""
 STALE_BYTES: Final = 256 << 10
 """How far an active segment grows before its index is read again."""
+RELATIVE_MAX: Final = (1 << 32) - 1
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -97,13 +98,16 @@ class Segment:
     def find(self, want: int, limit: int) -> Found:
         """Return up to ``limit`` entries whose number is at least ``want``, in growing order, as of the last look."""
         seq, offset = self._hint
-        if 0 < seq <= want and offset <= self._size:
-            start = offset if seq == want else max(offset, self._known(want))  # most reads go on where they were
-            found = self._find_from(start, want, limit)
+        if seq == want and offset <= self._size:  # most reads go on where they were
+            found = self._find_from(offset, want, limit)
             if found.count or self._clean(found):
                 return found
-        known = self._known(want)
-        found = self._find_from(known, want, limit)
+        known, relative = self._known(want)
+        if 0 < seq < want and known < offset <= self._size:
+            found = self._find_from(offset, want, limit)
+            if found.count or self._clean(found):
+                return found
+        found = self._find_from(known, want, limit, relative)
         if not found.count and known and not self._clean(found):
             found = self._find_from(0, want, limit)  # the index lied
         return found
@@ -118,9 +122,14 @@ class Segment:
         self._measure()
         if self._last is not None and self._last[0] == self._size:
             return self._last[1]
-        last, start = (self._last[1], self._last[2]) if self._last is not None else (0, self._known(MAX_SEQ))
+        relative = None
+        if self._last is not None:
+            _, last, start = self._last
+        else:
+            last, (start, relative) = 0, self._known(MAX_SEQ)
         while True:
-            found = self._find_from(start, last + 1, 4096)
+            found = self._find_from(start, last + 1, 4096, relative)
+            relative = None
             if not found.count:
                 if last or not start:
                     break
@@ -156,13 +165,23 @@ class Segment:
             self._map, self._last, self._indexed_size = None, None, -1
         self._size = size
 
-    def _find_from(self, offset: int, want: int, limit: int) -> Found:
-        """Scan on from ``offset`` until an entry is found or there is none."""
+    def _find_from(self, offset: int, want: int, limit: int, relative: int | None = None) -> Found:
+        """Scan on from ``offset`` until an entry is found or there is none.
+
+        ``relative`` is the number that the index has for the entry there; if it lies, the scan begins at the start.
+        """
         if self.sealed:
-            return self._scan(self._mapped(), 0, offset, want, limit, whole=True)
+            data = self._mapped()
+            if relative is not None and not self._is_entry(data, offset, relative):
+                offset = 0
+            return self._scan(data, 0, offset, want, limit, whole=True)
         length = min(limit * self._average + 2 * INDEX_EVERY, READ_BYTES)  # the index leads to less than one before
         while True:
             data = self._file.read_at(offset, min(length, self._size - offset)) if offset < self._size else b""
+            if relative is not None and not self._is_entry(data, 0, relative):
+                offset, relative = 0, None
+                continue
+            relative = None
             whole = offset + len(data) >= self._size
             found = self._scan(data, offset, 0, want, limit, whole=whole)
             stop_at, stop = self._stopped
@@ -206,26 +225,20 @@ class Segment:
 
     # --- The index
 
-    def _known(self, want: int) -> int:
-        """Return the offset of an intact entry that is not above ``want``, from the index if that tells the truth."""
+    def _known(self, want: int) -> tuple[int, int | None]:
+        """Return where the index has an entry that is not above ``want``, and its number less that of the segment."""
         if want <= self.number:
-            return 0
+            return 0, None
         self._load_index()
-        at = bisect_right(self._keys, min(want - self.number, (1 << 32) - 1)) - 1
+        at = bisect_right(self._keys, min(want - self.number, RELATIVE_MAX)) - 1
         if at <= 0:
-            return 0
+            return 0, None
         offset = int(self._offsets[at])
-        if offset + ENTRY_OVERHEAD > self._size:
-            return 0
-        if self.sealed:
-            seq, _, sender, payload = HEAD.unpack_from(self._mapped(), offset)
-        else:
-            seq, _, sender, payload = HEAD.unpack(self._file.read_at(offset, HEAD.size).ljust(HEAD.size, b"\0"))
-        if (seq - self.number) & 0xFFFFFFFF != self._keys[at] or not 0 < seq <= want:
-            return 0
-        if offset + ENTRY_OVERHEAD + sender + payload > self._size:
-            return 0
-        return offset
+        return (0, None) if offset + ENTRY_OVERHEAD > self._size else (offset, self._keys[at])
+
+    def _is_entry(self, data: Any, at: int, relative: int) -> bool:
+        """Whether an entry of this number begins there; that it is whole is the scan's to find out."""
+        return len(data) >= at + HEAD.size and HEAD.unpack_from(data, at)[0] == self.number + relative
 
     def _load_index(self) -> None:
         if self._indexed_size < 0 or (not self.sealed and self._size - self._indexed_size > STALE_BYTES):

@@ -17,12 +17,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final, TypeVar
+from typing import Final
 
 import numpy as np
 
 from penstock import kernel
-from penstock.disk import Backoff, Disk, File, Lock, PosixDisk, Stat
+from penstock.disk import Backoff, Disk, PosixDisk, Stat
 from penstock.disk.posix import folder_of
 from penstock.errors import LockedError, ReplacedError, Timeout
 from penstock.log.messagelog.active import ActiveSegment
@@ -36,9 +36,10 @@ __all__ = ["SharedLog"]
 
 LONGEST_PAUSE_SECONDS: Final = 1e-3
 """The longest pause between two looks at the lock; a turn takes less."""
+TURNS_IN_A_ROW: Final = 8
+"""How many turns one process may have before who waits for one is let past."""
+LOCK: Final = "penstock-lock"
 QUEUE: Final = "penstock-queue"
-
-T = TypeVar("T")
 
 
 class SharedLog(MessageLog):
@@ -62,15 +63,16 @@ class SharedLog(MessageLog):
         if disk.stat(path) is None:
             disk.make_folder(path)
             disk.sync_folder(folder_of(path))
-        deadline = time.monotonic() + self.LOCK_SECONDS
-        queue = _poll(lambda: disk.lock(os.path.join(path, QUEUE)), deadline, path)
-        try:
-            _poll(lambda: MessageLog.__init__(self, path, disk, options), deadline, path)
-        finally:
-            queue.release()
-        self._held.release()
+        self._line, self._lock = (disk.latch(os.path.join(path, name)) for name in (QUEUE, LOCK))
         self._turns = threading.RLock()
-        self._depth = 0
+        self._depth = self._in_a_row = 0
+        deadline = time.monotonic() + self.LOCK_SECONDS
+        _wait_for(self._line.take, deadline, path)
+        try:
+            _wait_for(lambda: self._try_open(path, disk, options), deadline, path)
+        finally:
+            self._line.release()
+        self._held.release()
         identity = self._sidecar.identity()
         self.log_id = "" if identity is None else identity.log_id
         """The random id of this log; a turn on another one is refused."""
@@ -85,52 +87,102 @@ class SharedLog(MessageLog):
     @contextmanager
     def turn(self, timeout: float = LOCK_SECONDS) -> Iterator[None]:
         """Wait for the lock, catch up with what others wrote, and hold it for the block; Timeout if it is not free."""
-        with self._turns:
-            if self._depth:
-                yield
-                return
+        self.begin_turn(timeout)
+        try:
+            yield
+        finally:
+            self.end_turn()
+
+    def begin_turn(self, timeout: float = LOCK_SECONDS) -> None:
+        """Begin what ``end_turn`` must end, on the same thread; for who cannot wait for a ``with`` to be set up."""
+        self._turns.acquire()
+        try:
             self._check_writable()
-            held = self._wait(timeout)
+            if not self._depth:
+                self._take(timeout)
             self._depth += 1
+        except BaseException:
+            self._turns.release()
+            raise
+        if self._depth == 1:
             try:
                 self._catch_up()
-                yield
+            except BaseException:
+                self.end_turn()
+                raise
+
+    def end_turn(self) -> None:
+        """End a turn; the outermost one lets others have the lock."""
+        if not self._depth:  # the child of a fork: the turn it was made in is its parent's
+            return
+        try:
+            self._depth -= 1
+            if self._depth:
+                return
+            try:
+                if self._files.new_names and not self._dead:  # who syncs next may not be the one who made them
+                    self._files.sync_names()
             finally:
-                self._depth -= 1
-                try:
-                    if self._new_names and not self._dead:  # who syncs next may not be the one who made them
-                        self._disk.sync_folder(self.path)
-                        self._new_names = False
-                finally:
-                    held.release()
+                self._lock.release()
+        finally:
+            self._turns.release()
+
+    def close(self) -> None:
+        """Let go of the log; with a sync mode, sync once more."""
+        try:
+            super().close()
+        finally:
+            with self._turns:
+                self._lock.close()
+                self._line.close()
+
+    def forked(self) -> None:
+        """Close in the child of a fork; a turn under way stays the parent's."""
+        super().forked()
+        self._turns, self._depth = threading.RLock(), 0
+        self._lock.close()
+        self._line.close()
 
     @property
     def total_bytes(self) -> int:
         """The bytes of all segments, as of the last turn."""
-        return sum(segment.size for segment in self._segments)
+        return sum(segment.size for segment in self._files.states)
 
     @property
     def room_bytes(self) -> int:
         """How much can be appended without making or syncing a file, as of the last turn."""
-        active = self._active
-        return 0 if active is None or self._new_names else max(0, self.options.segment_bytes - active.state.size)
+        active = self._files.active
+        if active is None or self._files.new_names:
+            return 0
+        return max(0, self.options.segment_bytes - active.state.size)
 
     @property
     def sealed_ends(self) -> list[tuple[int, int]]:
         """The (last number, bytes) of each sealed segment, oldest first, as of the last turn."""
-        return [(segment.last_seq, segment.size) for segment in self._segments[:-1]]
+        return [(segment.last_seq, segment.size) for segment in self._files.states[:-1]]
 
     # --- The lock
 
-    def _wait(self, timeout: float) -> Lock:
-        """Take the lock by way of a queue of one: who just had a turn lines up behind who waits for one."""
+    def _try_open(self, path: str, disk: Disk, options: MessageLogOptions) -> bool:
+        try:
+            MessageLog.__init__(self, path, disk, options)
+        except LockedError:
+            return False
+        return True
+
+    def _take(self, timeout: float) -> None:
+        """Take the lock; after some turns in a row by way of a queue of one, behind whoever waits for a turn."""
         deadline = time.monotonic() + timeout
         try:
-            queue = _poll(lambda: self._disk.lock(os.path.join(self.path, QUEUE)), deadline, self.path)
+            if self._in_a_row < TURNS_IN_A_ROW and self._lock.take():
+                self._in_a_row += 1
+                return
+            self._in_a_row = 0
+            _wait_for(self._line.take, deadline, self.path)
             try:
-                return _poll(self._sidecar.lock, deadline, self.path)
+                _wait_for(self._lock.take, deadline, self.path)
             finally:
-                queue.release()
+                self._line.release()
         except FileNotFoundError:
             raise ReplacedError(self.path, "its folder is gone") from None
 
@@ -138,18 +190,18 @@ class SharedLog(MessageLog):
 
     def _catch_up(self) -> None:
         with self._mutex:
-            active = self._active
-            found = None if active is None else self._disk.stat(self._path(active.state.number, LOG))
+            active = self._files.active
+            found = None if active is None else self._disk.stat(active.log.path)
             if active is None or found is None or not self._same(active, found):
                 self._reload()
 
     def _same(self, active: ActiveSegment, found: Stat) -> bool:
         """Whether the log is as it was, or was only appended to, which is then taken note of."""
-        if found.identity != active.log.stat().identity:
+        if found.identity != active.identity:
             return False
-        return found.size == active.state.size or (self._take(active, found) and self._rolled(active))
+        return found.size == active.state.size or (self._follow(active, found) and self._rolled(active))
 
-    def _take(self, active: ActiveSegment, found: Stat) -> bool:
+    def _follow(self, active: ActiveSegment, found: Stat) -> bool:
         """Walk over what others appended to the segment; False when that is not plain entries."""
         state = active.state
         if found.size < state.size:
@@ -187,29 +239,26 @@ class SharedLog(MessageLog):
         names = self._disk.list(self.path)
         numbers = {number for number in map(segment_number, names) if number is not None}
         later = sorted(number for number in numbers if number > active.state.number)
-        self._segments = [segment for segment in self._segments if segment.number in numbers]
+        files = self._files
+        files.states = [segment for segment in files.states if segment.number in numbers]
         if not later:
             return True  # who filled it died before it began the next one: this turn's append does
         with self._syncing:
-            active.sealed = True
-            active.close()
-        self._active = None
+            files.let_go()
         for number in later:
-            log = self._disk.modify(self._path(number, LOG))
+            log = self._disk.modify(files.path(number, LOG))
             size = log.stat().size
             walk = walk_segment(map_whole(log, size), number)
             if walk.end != size or walk.unordered:
                 log.close()
                 return False
             state = SegmentState(number, size, walk.highest_seq)
-            self._segments.append(state)
+            files.states.append(state)
             self._floor = max(self._floor, walk.highest_seq + 1)
-            if number != later[-1]:
+            if number == later[-1]:
+                files.go_on(state, log, len(walk.index) * INDEX_ENTRY.itemsize if size else 0, walk.since_index)
+            else:
                 log.close()
-                continue
-            index: File = self._index_file(number)
-            used = len(walk.index) * INDEX_ENTRY.itemsize if size else 0
-            self._active = ActiveSegment(state, log, index, used, walk.since_index, max(self._capacity, used))
         return True
 
     def _reload(self) -> None:
@@ -218,22 +267,19 @@ class SharedLog(MessageLog):
         if identity is None or identity.log_id != self.log_id:
             raise ReplacedError(self.path, "its log id changed" if identity else "its folder is gone")
         with self._syncing:
-            if self._active is not None:
-                self._active.sealed = True
-                self._active.close()
-            self._active = None
+            self._files.let_go()
         floor = self._floor
         self._open()
         self._floor = max(self._floor, floor)
 
 
-def _poll(take: Callable[[], T], deadline: float, path: str) -> T:
+def _wait_for(take: Callable[[], bool], deadline: float, path: str) -> None:
     """Try to take something until nobody else has it; Timeout after the deadline."""
+    if take():
+        return
     backoff = Backoff(last=LONGEST_PAUSE_SECONDS)
-    while True:
-        try:
-            return take()
-        except LockedError:
-            if time.monotonic() >= deadline:
-                raise Timeout(f"{path}: other writers have kept the log for too long") from None
+    while time.monotonic() < deadline:
         time.sleep(backoff.delay())
+        if take():
+            return
+    raise Timeout(f"{path}: other writers have kept the log for too long")

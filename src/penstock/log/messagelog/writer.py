@@ -11,7 +11,6 @@ A crash between any two of these steps leaves a log that readers read on and the
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import threading
@@ -21,24 +20,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock import kernel
-from penstock.disk import ClosingHandle, Disk, File, PosixDisk
+from penstock.disk import ClosingHandle, Disk, PosixDisk
 from penstock.disk.commit import GROUP, Committer
 from penstock.disk.posix import folder_of
 from penstock.errors import ClosedError, OptionsError, ReadOnlyError
 from penstock.log.messagelog.active import ActiveSegment
 from penstock.log.messagelog.columns import EntryColumns, entry_columns, sender_bytes
-from penstock.log.messagelog.format import (
-    INDEX,
-    INDEX_ENTRY,
-    LOG,
-    MAX_SENDER_BYTES,
-    MAX_SEQ,
-    index_capacity,
-    segment_name,
-)
+from penstock.log.messagelog.files import SegmentFiles
+from penstock.log.messagelog.format import INDEX_ENTRY, MAX_SENDER_BYTES, MAX_SEQ
 from penstock.log.messagelog.numbers import first_of, milliseconds, next_number, number_column
 from penstock.log.messagelog.options import MessageLogOptions, Retention, check_retention
-from penstock.log.messagelog.recover import SegmentState, bad_path, recover
+from penstock.log.messagelog.recover import recover
 from penstock.log.sidecar import Sidecar
 from penstock.metrics import REGISTRY
 from penstock.types import Problem
@@ -79,15 +71,12 @@ class MessageLog(ClosingHandle):
         self._mutex = threading.RLock()
         self._syncing = threading.Lock()  # taken after _mutex, never before it
         self._sidecar = Sidecar(disk, os.path.join(path, "penstock-"))
-        self._capacity = index_capacity(options.segment_bytes)
+        self._files = SegmentFiles(disk, path, options.segment_bytes)
         self._retention: Retention = options.retention
         self._max_messages = options.max_messages
-        self._segments: list[SegmentState] = []
-        self._active: ActiveSegment | None = None
         self._dead = self._broken = ""
         self._floor = 1  # the number the next entry gets, unless it brings a higher one
         self._marked = 0  # what the durable mark says
-        self._new_names = False
         self._committer: Committer | None = None
         self.repairs: list[Problem] = []
         """What opening found damaged, and what was done about it."""
@@ -139,7 +128,7 @@ class MessageLog(ClosingHandle):
         with self._mutex:
             self._check_writable()
             number = next_number(self.path, self._floor, seq)
-            active = self._active or self._begin(number)
+            active = self._files.active or self._files.begin(number)
             data = kernel.messagelog.encode_one(number, ms, who, payload)
             indexed = active.index_entry(number)
             since = 0 if active.due else active.since
@@ -211,15 +200,11 @@ class MessageLog(ClosingHandle):
             self._check_writable()
             with self._syncing:
                 self._keep_numbers()
-                if self._active is not None:
-                    self._active.sealed = True
-                    self._active.close()
-                self._active = None
-                for segment in self._segments:
-                    self._remove(segment.number)
-                self._segments.clear()
-                self._disk.sync_folder(self.path)
-                self._new_names = False
+                self._files.let_go()
+                for segment in self._files.states:
+                    self._files.remove(segment.number)
+                self._files.states.clear()
+                self._files.sync_names()
 
     # --- What it knows
 
@@ -227,18 +212,19 @@ class MessageLog(ClosingHandle):
     def first_seq(self) -> int:
         """The number in the name of the oldest segment, 0 when the log is empty."""
         with self._mutex:
-            return self._segments[0].number if self._segments else 0
+            return self._files.states[0].number if self._files.states else 0
 
     @property
     def last_seq(self) -> int:
         """The number of the newest entry, 0 when the log is empty."""
         with self._mutex:
-            return max((segment.last_seq for segment in self._segments), default=0)
+            return self._files.last_seq
 
     def has_room(self, count: int, length: int) -> bool:
         """Whether ``count`` entries of ``length`` bytes in all fit without a file being made, sealed or dropped."""
         with self._mutex:
-            active, oldest = self._active, self._segments[0] if len(self._segments) > 1 else None
+            active, states = self._files.active, self._files.states
+            oldest = states[0] if len(states) > 1 else None
             if active is None or self._dead or self._broken:
                 return False
             keeps = self._max_messages if self._retention == "count" else 0
@@ -272,8 +258,8 @@ class MessageLog(ClosingHandle):
         finally:
             with self._mutex, self._syncing:
                 self._dead = "the log is closed"
-                if self._active is not None:
-                    self._active.close()
+                if self._files.active is not None:
+                    self._files.active.close()
                 self._sidecar.close()
                 self._held.release()
 
@@ -282,8 +268,8 @@ class MessageLog(ClosingHandle):
         self._mutex, self._syncing = threading.RLock(), threading.Lock()
         self._dead = "the log was opened before a fork: open its own log in the child"
         self._committer = None
-        if self._active is not None:
-            self._active.close()
+        if self._files.active is not None:
+            self._files.active.close()
         self._held.release()
 
     def __repr__(self) -> str:
@@ -303,45 +289,13 @@ class MessageLog(ClosingHandle):
         if self._sidecar.identity() is None:
             self._sidecar.create_identity(self.options.content)
         found = recover(self._disk, self.path, self.options)
-        self._segments, self.repairs = found.segments, found.repairs
+        self.repairs = found.repairs
         self._marked = self._sidecar.durable_position() or 0
         self._floor = max(found.last_seq + 1, self._marked)
         lost = self._marked - 1 - found.last_seq
-        if lost > 0 and self._segments:
+        if lost > 0 and found.segments:
             logger.warning("%s: the last %d numbers given out are gone", self.path, lost)
-        if found.active:
-            state = self._segments[-1]
-            log = self._disk.modify(self._path(state.number, LOG))
-            index = self._index_file(state.number)
-            capacity = max(self._capacity, found.index_used)
-            self._active = ActiveSegment(state, log, index, found.index_used, found.since_index, capacity)
-
-    def _index_file(self, number: int) -> File:
-        try:
-            return self._disk.modify(self._path(number, INDEX))
-        except FileNotFoundError:
-            return self._disk.create(self._path(number, INDEX))
-
-    def _begin(self, number: int) -> ActiveSegment:
-        """Make the segment for ``number`` and write there from now on."""
-        number = max(number, self._segments[-1].number + 1) if self._segments else number
-        path = self._path(number, LOG)
-        left = self._disk.stat(path)
-        if left is not None and left.size:  # not there when the log was opened: somebody else's
-            self._disk.rename(path, bad_path(self._disk, path))
-        self._remove(number)
-        log = self._disk.create(self._path(number, LOG))
-        try:
-            index = self._disk.create(self._path(number, INDEX))
-            index.truncate(self._capacity)
-        except BaseException:
-            log.close()
-            raise
-        self._new_names = True
-        state = SegmentState(number, 0, 0)
-        self._segments.append(state)
-        self._active = ActiveSegment(state, log, index, 0, 0, self._capacity)
-        return self._active
+        self._files.adopt(found)
 
     # --- Moving on
 
@@ -372,27 +326,27 @@ class MessageLog(ClosingHandle):
         try:
             with self._syncing:
                 active.seal()
-            self._active = None
+            self._files.active = None
             if self._floor <= MAX_SEQ:
-                self._begin(self._floor)
-            self._disk.sync_folder(self.path)
+                self._files.begin(self._floor)
+            self._files.sync_names()
         except OSError as exc:
             self._broken = f"sealing a segment failed: {exc}"
             raise
         ROLLED.add()
 
     def _drop(self, next_seq: int) -> int:
-        dropped = 0
-        if len(self._segments) > 1 and self._segments[-2].last_seq < next_seq:
+        dropped, states = 0, self._files.states
+        if len(states) > 1 and states[-2].last_seq < next_seq:
             # All but the newest go.  After a power cut something must still tell which numbers were given out.
-            newest = self._segments[-1]
+            newest = states[-1]
             if not newest.last_seq:
                 self._keep_numbers()
             elif self._marked <= newest.number:  # none of its entries is durable yet
                 self._sync_now()
-        while len(self._segments) > 1 and self._segments[0].last_seq < next_seq:
-            segment = self._segments.pop(0)
-            self._remove(segment.number)
+        while len(states) > 1 and states[0].last_seq < next_seq:
+            segment = states.pop(0)
+            self._files.remove(segment.number)
             EVICTED_BYTES.add(segment.size)
             dropped += 1
         if dropped:
@@ -404,11 +358,6 @@ class MessageLog(ClosingHandle):
         self._sidecar.write_mark(min(self._floor, MAX_SEQ))  # synced, unlike after a sync of the log
         self._marked = self._floor
 
-    def _remove(self, number: int) -> None:
-        for ending in (LOG, INDEX):
-            with contextlib.suppress(FileNotFoundError):
-                self._disk.remove(self._path(number, ending))
-
     # --- Many at once
 
     def _append_list(self, payloads: list[Any], sender: bytes, ms: int, seq: int | None) -> NDArray[np.int64]:
@@ -416,7 +365,7 @@ class MessageLog(ClosingHandle):
         first = first_of(self.path, self._floor, seq, len(payloads))
         index = 0
         while index < len(payloads):
-            active = self._active or self._begin(first + index)
+            active = self._files.active or self._files.begin(first + index)
             room = active.index_room(CHUNK_BYTES)
             data, after, since, indexed = kernel.messagelog.encode_list(
                 payloads, index, sender, first + index, ms, self.options.max_payload_bytes, CHUNK_BYTES,
@@ -434,7 +383,7 @@ class MessageLog(ClosingHandle):
         numbers = number_column(self.path, self._floor, seq, count)
         index = 0
         while index < count:
-            active = self._active or self._begin(int(numbers[index]))
+            active = self._files.active or self._files.begin(int(numbers[index]))
             room = active.index_room(CHUNK_BYTES)
             data, after, since, indexed = kernel.messagelog.encode_spans(
                 columns.data, columns.offsets, columns.lengths, columns.sender_data, columns.sender_offsets,
@@ -460,8 +409,8 @@ class MessageLog(ClosingHandle):
         """Sync what was written, then move the mark; runs once at a time."""
         with self._mutex:
             self._check_writable()
-            bound, active, new_names = self._floor, self._active, self._new_names
-            self._new_names = False
+            bound, active, new_names = self._floor, self._files.active, self._files.new_names
+            self._files.new_names = False
         try:
             with self._syncing:
                 if active is not None and not active.sealed:  # a roll in between has synced it
@@ -488,6 +437,3 @@ class MessageLog(ClosingHandle):
     def _too_large(self, length: int) -> str:
         most = self.options.max_payload_bytes
         return f"{self.path}: a payload of {length} bytes is larger than max_payload_bytes={most}"
-
-    def _path(self, number: int, ending: str) -> str:
-        return os.path.join(self.path, segment_name(number) + ending)

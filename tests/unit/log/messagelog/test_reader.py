@@ -17,8 +17,8 @@ from penstock.disk.posix import PosixFile
 from penstock.errors import ClosedError, ExpiredError, OptionsError, ReplacedError
 from penstock.log import detect, open_log
 from penstock.log.messagelog import MessageLog, MessageLogOptions, MessageLogReader
+from penstock.log.messagelog.folder import CRC_FAILURES
 from penstock.log.messagelog.format import segment_name
-from penstock.log.messagelog.log import CRC_FAILURES
 
 LARGE = MessageLogOptions(sync="none", segment_bytes=30_000)
 

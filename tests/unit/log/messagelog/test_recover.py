@@ -14,6 +14,9 @@ SMALL = MessageLogOptions(sync="none", segment_bytes=600)
 ONE = b"x" * 100  # 126 bytes an entry
 
 
+PAST_THE_END = bytes(12) + (1).to_bytes(4, "little") + (1 << 40).to_bytes(8, "little")
+
+
 def write(path: Path, count: int, options: MessageLogOptions = SMALL) -> None:
     with MessageLog.open(path, options) as log:
         log.append_many([ONE] * count, timestamp_ns=5_000_000)
@@ -104,7 +107,7 @@ def test_damage_in_a_sealed_segment_is_counted_and_its_file_left_alone(tmp_path:
     assert seqs(tmp_path) == [1, 2, 3, 4, 5, 6, 7, 11, 12]
 
 
-@pytest.mark.parametrize("index", [None, b"", b"x" * 13, bytes(24), b"\1" + bytes(11), b"\xff" * 24])
+@pytest.mark.parametrize("index", [None, b"", b"x" * 13, bytes(24), b"\1" + bytes(11), b"\xff" * 24, PAST_THE_END])
 def test_an_index_that_cannot_be_is_rebuilt(index: bytes | None, tmp_path: Path) -> None:
     options = MessageLogOptions(sync="none", segment_bytes=30_000)
     write(tmp_path, 400, options)

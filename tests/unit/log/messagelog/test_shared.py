@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
 import threading
 from pathlib import Path
@@ -12,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.disk import MemoryDisk
-from penstock.errors import ReplacedError, Timeout
+from penstock.errors import ClosedError, ReplacedError, Timeout
 from penstock.log.messagelog import MessageLog, MessageLogOptions, MessageLogReader
-from penstock.log.messagelog.shared import SharedLog
+from penstock.log.messagelog.shared import TURNS_IN_A_ROW, SharedLog
 
 SMALL = MessageLogOptions(sync="none", segment_bytes=9000)
 
@@ -87,6 +88,48 @@ def test_a_turn_on_a_recreated_log_is_refused(tmp_path: Path) -> None:
         pass
 
 
+def test_a_lock_that_was_removed_is_not_taken_in_vain(tmp_path: Path) -> None:
+    one = SharedLog.open(tmp_path / "log")
+    with one.turn():
+        one.append(b"first")
+    for name in ("penstock-lock", "penstock-queue"):
+        (tmp_path / "log" / name).unlink()  # as people do with lock files that look forgotten
+    two = SharedLog.open(tmp_path / "log")
+    with two.turn():
+        two.append(b"second")
+        with pytest.raises(Timeout), one.turn(0.02):
+            pass
+    with one.turn():
+        assert one.append(b"third") == 3
+        with pytest.raises(Timeout), two.turn(0.02):
+            pass
+    one.close()
+    two.close()
+
+
+def test_the_child_of_a_fork_leaves_a_turn_to_its_parent(tmp_path: Path) -> None:
+    one, two = SharedLog.open(tmp_path / "log"), SharedLog.open(tmp_path / "log")
+    with one.turn():
+        pid = os.fork()
+        if pid == 0:
+            try:
+                one.end_turn()
+                with one.turn():
+                    os._exit(1)
+            except ClosedError:
+                os._exit(0)
+            except BaseException:  # pytest must not go on in here
+                os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        with pytest.raises(Timeout), two.turn(0.02):
+            pass
+        assert one.append(b"mine") == 1
+    with two.turn():
+        assert two.append(b"theirs") == 2
+    one.close()
+    two.close()
+
+
 def test_threads_of_one_process_take_turns_too(tmp_path: Path) -> None:
     log = SharedLog.open(tmp_path / "log", SMALL)
 
@@ -106,6 +149,34 @@ def test_threads_of_one_process_take_turns_too(tmp_path: Path) -> None:
         while len(batch := reader.read(len(found) + 1)):
             found += batch.to_payloads()
     assert found == [b"%d" % n for n in range(1, 301)]
+
+
+def test_who_waits_for_a_turn_is_let_past_after_a_few(tmp_path: Path) -> None:
+    busy, other = SharedLog.open(tmp_path / "log", SMALL), SharedLog.open(tmp_path / "log", SMALL)
+    done = threading.Event()
+
+    def work() -> None:
+        with other.turn():
+            done.set()
+
+    for had in (1, TURNS_IN_A_ROW, TURNS_IN_A_ROW + 3):
+        done.clear()
+        for _ in range(had - 1):
+            with busy.turn():
+                pass
+        with busy.turn():
+            thread = threading.Thread(target=work)
+            thread.start()
+            while busy._line.take():  # until it stands in the queue
+                busy._line.release()
+        more = 0
+        while not done.is_set():
+            with busy.turn():
+                more += not done.is_set()
+        thread.join()
+        assert more <= TURNS_IN_A_ROW
+    busy.close()
+    other.close()
 
 
 def test_a_writer_in_a_loop_lets_another_have_its_turns(tmp_path: Path) -> None:
