@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from penstock.cli.output import PROBLEM, emit_json, progress_bar, stderr
+from penstock.cli.output import PROBLEM, counted, emit_json, progress_bar, stderr
 from penstock.cli.sparkwork import Cores, Master, Memory, on_spark, say
 from penstock.cli.sparkwork import print_rows as _print
 from penstock.errors import OptionsError
@@ -126,7 +126,7 @@ def aggregate(
 ) -> None:
     """Count records and bytes by time and key: all there are, or with a watermark as they come."""
     from penstock.spark import lake
-    from penstock.spark.pipelines.aggregate import aggregate as counted
+    from penstock.spark.pipelines.aggregate import aggregate as aggregated
     from penstock.spark.pipelines.aggregate import aggregate_stream
     from penstock.spark.pipelines.run import load
 
@@ -149,7 +149,7 @@ def aggregate(
         say(summary, json, f"{summary.rows} records counted into {table}")
         return
     with on_spark("aggregating", master, cores, memory) as (spark, _):
-        frame = counted(load(spark, source), every=None if every == "all" else every, by=keys)
+        frame = aggregated(load(spark, source), every=None if every == "all" else every, by=keys)
         if table is None:
             _print(frame, json=json)
             return
@@ -271,7 +271,7 @@ def compact(
     if json:
         emit_json(done)
     else:
-        stderr.print(f"{table}: {done['files_before']} files, now {done['files_after']}", soft_wrap=True)
+        stderr.print(f"{table}: {counted(done['files_before'], 'file')}, now {done['files_after']}", soft_wrap=True)
 
 
 def report(

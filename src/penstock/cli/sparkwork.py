@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
-from rich.table import Table
 
 from penstock.cli.output import emit_json, progress_bar, stderr, stdout
 from penstock.errors import OptionsError
@@ -99,6 +98,8 @@ def print_rows(found: DataFrame | list[dict[str, Any]], *, json: bool, **more: A
         for row in rows:
             emit_json({**more, **{name: _plain(value) for name, value in row.items()}})
         return rows
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False)
     for name in rows[0] if isinstance(found, list) and rows else () if isinstance(found, list) else found.columns:
         table.add_column(name)
