@@ -28,7 +28,7 @@ from penstock.channels.model import PersistedChannel
 from penstock.channels.options import ManagerOptions
 from penstock.channels.saver import Saver
 from penstock.channels.session import Session
-from penstock.channels.store import ChannelStore, FileChannelStore, channel_hash
+from penstock.channels.store import ChannelStore, FileChannelStore, channel_hash, load_many
 from penstock.disk import Disk, Handle, Lock, PosixDisk
 from penstock.errors import ClosedError, CorruptionError, OptionsError, PenstockError
 from penstock.log.messagelog import MessageLogOptions
@@ -304,17 +304,15 @@ class ChannelManager(Handle):
     def _load(self, digests: list[str]) -> list[PersistedChannel]:
         """Load the channels of one shard; one that cannot be read is passed over, and remembered."""
         channels = []
-        for digest in digests:
-            try:
-                saved = self._store.load(digest)
-                if channel_hash(saved.handler) != digest:
-                    reason = f"the folder is not that of {saved.handler!r}"
-                    raise CorruptionError(f"{self.data_dir}/{digest}", 0, reason)
-            except (CorruptionError, OSError) as exc:
-                _log.warning("a channel is passed over: %s", exc)
-                self.broken[digest] = str(exc)
+        for digest, found in zip(digests, load_many(self._store, digests), strict=True):
+            if isinstance(found, PersistedChannel) and channel_hash(found.handler) != digest:
+                reason = f"the folder is not that of {found.handler!r}"
+                found = CorruptionError(f"{self.data_dir}/{digest}", 0, reason)
+            if isinstance(found, PersistedChannel):
+                channels.append(found)
             else:
-                channels.append(saved)
+                _log.warning("a channel is passed over: %s", found)
+                self.broken[digest] = str(found)
         return channels
 
     # --- Small things
