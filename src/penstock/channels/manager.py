@@ -1,8 +1,8 @@
 """All channels of a data directory in one process: members, rules, history and queues that survive.
 
 No server is needed: ``ChannelManager.open`` gives Python users the whole thing, and the channel server is one more
-user of it.  Everything here runs on one event loop; whatever touches the disk runs in one bounded executor, channel
-by channel in order, different channels side by side.
+user of it.  Everything here runs on one event loop; whatever waits for the disk runs in one bounded executor, channel
+by channel in order, different channels side by side.  Small messages are the exception: see actor.py.
 """
 
 from __future__ import annotations
@@ -80,7 +80,9 @@ class ChannelManager(Handle):
         self._executor = ThreadPoolExecutor(options.io_threads, "penstock-channels")
         self.saver = Saver(store, self._executor, min(options.io_threads, SAVING_THREADS))
         self._closed = ""
-        self._active = -1
+        self.busy = 0
+        """How many channels have something under way."""
+        self._active = 0
         self.broken: dict[str, str] = {}
         """Folders that hold a channel that cannot be restored, and why.  They are left alone."""
 
@@ -274,6 +276,7 @@ class ChannelManager(Handle):
             for session in sessions:
                 session.end()
         self._executor.shutdown()
+        self._count_channels()
         self._lock.release()
 
     def forked(self) -> None:
@@ -318,9 +321,10 @@ class ChannelManager(Handle):
     # --- Small things
 
     def _count_channels(self) -> None:
-        if self._active != self._memberships.channels:
-            self._active = self._memberships.channels
-            ACTIVE.set(self._active)
+        alive = 0 if self._closed else self._memberships.channels
+        if alive != self._active:
+            ACTIVE.add(alive - self._active)  # other managers of this process count theirs
+            self._active = alive
 
     def _core(self, handler: str) -> Core:
         return self._cores[shard_of(channel_hash(handler), len(self._cores))]
