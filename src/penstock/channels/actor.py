@@ -194,13 +194,18 @@ class Actor:
             await self._look_again()
 
     async def _take_steps(self, decisions: list[Decision]) -> list[Any]:
+        answers: list[Any]
         first = decisions[0]
         if len(decisions) == 1 and len(first.steps) == 1 and not first.after and isinstance(first.steps[0], Save):
             await self._manager.saver.save(first.steps[0].channel)  # together with those of other channels
             return [first.answer]
-        if len(decisions) == 1 and self._stays_on_the_loop(first):
-            return self.files.carry_out(decisions)
-        answers: list[Any] = await self._manager.in_thread(self.files.carry_out, decisions)
+        on_loop = len(decisions) == 1 and self._stays_on_the_loop(first)
+        if on_loop:
+            answers = self.files.carry_out(decisions)
+        else:
+            answers = await self._manager.in_thread(self.files.carry_out, decisions)
+        if isinstance(first.steps[0], Append) and first.steps[0].sync:
+            self._manager.patience.took(self.files.sync_seconds, on_loop=on_loop)
         return answers
 
     def _stays_on_the_loop(self, decision: Decision) -> bool:
@@ -211,9 +216,9 @@ class Actor:
         if self._waiting or self._manager.busy > 1 or len(decision.steps) > 1:
             return False
         (step,) = decision.steps
-        if not isinstance(step, Append) or self.files.sync_seconds > self._manager.options.sync_on_loop_seconds:
+        if not isinstance(step, Append) or not self.files.has_room(step.payloads):
             return False
-        return self.files.has_room(step.payloads)
+        return self._manager.patience.allows()
 
     # --- The log
 

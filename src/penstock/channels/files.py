@@ -65,8 +65,8 @@ class ChannelFiles:
         self._committer: Committer | None = None
         self._synced = 0  # the last number known to be durable; 0 after opening, so the first pop always flushes
         self._keep: int | None = None
-        self.sync_seconds = float("inf")
-        """How long the last message waited for its sync; nobody knows before the first."""
+        self.sync_seconds = 0.0
+        """How long the last sync took that a message waited for."""
 
     @property
     def is_open(self) -> bool:

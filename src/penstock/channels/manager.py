@@ -26,6 +26,7 @@ from penstock.channels.ids import ChannelId, Nid, is_handler
 from penstock.channels.live import Memberships
 from penstock.channels.model import PersistedChannel
 from penstock.channels.options import ManagerOptions
+from penstock.channels.patience import Patience
 from penstock.channels.saver import Saver
 from penstock.channels.session import Session
 from penstock.channels.store import ChannelStore, FileChannelStore, channel_hash, load_many
@@ -80,6 +81,7 @@ class ChannelManager(Handle):
         self._executor = ThreadPoolExecutor(options.io_threads, "penstock-channels")
         self.saver = Saver(store, self._executor, min(options.io_threads, SAVING_THREADS))
         self._closed = ""
+        self.patience = Patience(options.sync_on_loop_seconds)
         self.busy = 0
         """How many channels have something under way."""
         self._active = 0

@@ -33,8 +33,8 @@ class ManagerOptions(msgspec.Struct, frozen=True, kw_only=True):
     io_threads: int = 32
     """Threads that touch the disk: how many channels can wait for an fsync at the same time."""
     sync_on_loop_seconds: float = 0.002
-    """A lone message is made durable on the event loop, without a change of threads, if the last sync of its log took
-    no longer than this.  Longer: quicker on slower disks, and the loop stands still as long.  0: always in a thread."""
+    """A lone message is made durable on the event loop, without a change of threads, while that takes no longer than
+    this.  Longer: quicker on slower disks, and the loop stands still as long.  0: always in a thread."""
     shards: int = 8
     """Parts the channels are divided into by the hash of their handler; a restore loads them side by side."""
     max_open_logs: int = 256
