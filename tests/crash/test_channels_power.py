@@ -13,17 +13,21 @@ from penstock.disk import FaultyDisk, MemoryDisk
 from penstock.errors import Refused
 
 OWNER = "owner@localhost"
-OPTIONS = ManagerOptions(limits=Limits(max_history_limit=1 << 20), segment_bytes=512)
+
+
+def options(sync_on_loop_seconds: float = 60) -> ManagerOptions:
+    limits = Limits(max_history_limit=1 << 20)
+    return ManagerOptions(limits=limits, segment_bytes=512, sync_on_loop_seconds=sync_on_loop_seconds)
 
 
 class PowerCut(BaseException):
     """Not an OSError: nothing may catch it and go on."""
 
 
-async def live(disk: FaultyDisk, seed: int) -> tuple[dict[str, Any], str]:
+async def live(disk: FaultyDisk, seed: int, seconds: float) -> tuple[dict[str, Any], str]:
     """Change two channels until the power goes in the middle of something; return what was acknowledged."""
     rng = random.Random(seed)
-    manager = await ChannelManager.open("data", OPTIONS, disk=disk)
+    manager = await ChannelManager.open("data", options(seconds), disk=disk)
     ops, jobs = manager.channel("ops"), manager.channel("jobs")
     for channel, kind in ((ops, "pubsub"), (jobs, "fifo")):
         await channel.join(OWNER)
@@ -71,19 +75,20 @@ async def live(disk: FaultyDisk, seed: int) -> tuple[dict[str, Any], str]:
     return acknowledged, pending
 
 
+@pytest.mark.parametrize("seconds", [0, 60], ids=["in threads", "on the loop"])
 @pytest.mark.parametrize("seed", range(25))
-def test_what_was_acknowledged_survives_a_power_cut(seed: int) -> None:
+def test_what_was_acknowledged_survives_a_power_cut(seed: int, seconds: float) -> None:
     inner = MemoryDisk()
     disk = FaultyDisk(inner)
     # A cut is not an Exception, so it passes through the manager like the death of the process does.
-    acknowledged, pending = asyncio.run(live(disk, seed))
+    acknowledged, pending = asyncio.run(live(disk, seed, seconds))
     disk.cut_power(seed=seed)
     inner._locks.clear()  # who held them is dead
     asyncio.run(check(disk, acknowledged, pending))
 
 
 async def check(disk: FaultyDisk, acknowledged: dict[str, Any], pending: str) -> None:
-    async with await ChannelManager.open("data", OPTIONS, disk=disk) as manager:
+    async with await ChannelManager.open("data", options(), disk=disk) as manager:
         assert manager.broken == {}
         ops, jobs = manager.channel("ops"), manager.channel("jobs")
         kind, _, text = pending.partition(" ")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.channels import postcard
 from penstock.channels.ids import Nid
 from penstock.channels.model import Acl, Allow, ChannelType, PersistedChannel, StoredConfig
 from penstock.channels.postcard import decode, encode
@@ -61,3 +63,22 @@ def test_no_bytes_do_more_than_raise(data: bytes) -> None:
     found = attempt(data)
     if isinstance(found, CorruptionError):
         assert 0 <= found.byte <= len(data)
+
+
+def told(found: PersistedChannel | CorruptionError) -> PersistedChannel | str:
+    return str(found) if isinstance(found, CorruptionError) else found
+
+
+@given(channels, channels, st.data())
+def test_what_was_decoded_before_makes_no_difference(
+    before: PersistedChannel, channel: PersistedChannel, data: st.DataObject
+) -> None:
+    """The rules of the channel before are remembered: bytes that are not quite the same must not get them."""
+    rules = data.draw(st.sampled_from([channel, before]))
+    whole = encode(msgspec.structs.replace(channel, config=rules.config, acl=rules.acl))
+    start, end = sorted(data.draw(st.tuples(st.integers(0, len(whole)), st.integers(0, len(whole)))))
+    damaged = data.draw(st.sampled_from([whole, whole[:start] + data.draw(st.binary(max_size=4)) + whole[end:]]))
+    postcard._Decoder.rules_before = None
+    alone = attempt(damaged)
+    attempt(encode(before))
+    assert told(attempt(damaged)) == told(alone)

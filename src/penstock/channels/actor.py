@@ -2,7 +2,8 @@
 
 Commands of one channel wait in one queue.  Those that need no disk are answered at once when nothing is before them,
 and so are messages that may become durable later: they are written to the page cache without a change of threads.
-Runs of broadcasts, of pushes and of pops go to disk together: one write, one sync, many answers.
+Runs of broadcasts, of pushes and of pops go to disk together: one write, one sync, many answers.  A message that is
+alone in the whole manager is synced on the event loop as long as the disk is quick (docs/decisions/097).
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class Actor:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting.append((command, source, future))
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._drain())
+            self._begin()
         return await future
 
     def _in_memory(self, command: c.Command) -> bool:
@@ -90,6 +91,8 @@ class Actor:
         channel = self.channel()
         if channel is None or not channel.config.message_flush_interval:
             return False
+        if not self.files.flushes_later:
+            return False
         if isinstance(command, c.BroadcastMany):
             return self.files.has_room(command.payloads)
         return isinstance(command, (c.Broadcast, c.Push)) and self.files.has_room((command.payload,))
@@ -101,7 +104,7 @@ class Actor:
                 self.files.append([step for step in decision.steps if isinstance(step, Append)])
         except BaseException:
             self._core.undo(decision)
-            self._task = asyncio.get_running_loop().create_task(self._drain(look_again=True))
+            self._begin(look_again=True)
             raise
         return self._done(decision, source)
 
@@ -117,6 +120,10 @@ class Actor:
 
     # --- The queue
 
+    def _begin(self, *, look_again: bool = False) -> None:
+        self._manager.busy += 1
+        self._task = asyncio.get_running_loop().create_task(self._drain(look_again=look_again))
+
     async def _drain(self, *, look_again: bool = False) -> None:
         try:
             if look_again:
@@ -125,6 +132,7 @@ class Actor:
                 await self._work(self._next_run())
         finally:
             self._task = None
+            self._manager.busy -= 1
             for _, _, future in self._waiting:  # only if the loop is being torn down
                 future.cancel()
             self._waiting.clear()
@@ -186,12 +194,31 @@ class Actor:
             await self._look_again()
 
     async def _take_steps(self, decisions: list[Decision]) -> list[Any]:
+        answers: list[Any]
         first = decisions[0]
         if len(decisions) == 1 and len(first.steps) == 1 and not first.after and isinstance(first.steps[0], Save):
             await self._manager.saver.save(first.steps[0].channel)  # together with those of other channels
             return [first.answer]
-        answers: list[Any] = await self._manager.in_thread(self.files.carry_out, decisions)
+        on_loop = len(decisions) == 1 and self._stays_on_the_loop(first)
+        if on_loop:
+            answers = self.files.carry_out(decisions)
+        else:
+            answers = await self._manager.in_thread(self.files.carry_out, decisions)
+        if isinstance(first.steps[0], Append) and first.steps[0].sync:
+            self._manager.patience.took(self.files.sync_seconds, on_loop=on_loop)
         return answers
+
+    def _stays_on_the_loop(self, decision: Decision) -> bool:
+        """Whether to wait for the disk right here: a message alone, nothing else under way, and a disk that is quick.
+
+        Whoever was about to ask has done so by now: the task that calls this began a turn of the loop later.
+        """
+        if self._waiting or self._manager.busy > 1 or len(decision.steps) > 1:
+            return False
+        (step,) = decision.steps
+        if not isinstance(step, Append) or not self.files.has_room(step.payloads):
+            return False
+        return self._manager.patience.allows()
 
     # --- The log
 

@@ -1,8 +1,8 @@
 """What one channel has on disk, and how the steps of a decision are taken there.
 
-Everything here is synchronous and runs in a thread of the manager's executor, for one command, or one run of
-commands, at a time.  The log is opened when it is first needed: a channel that only keeps members costs no more than
-its metadata.
+Everything here is synchronous and runs for one command, or one run of commands, at a time: in a thread of the manager's
+executor, or for a small message on the event loop.  The log is opened when it is first needed: a channel that only
+keeps members costs no more than its metadata.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.channels.counts import timed
 from penstock.channels.store import ChannelStore, channel_hash
 from penstock.disk import Disk
 from penstock.disk.commit import GROUP, Committer
-from penstock.errors import ClosedError, CorruptionError
+from penstock.errors import ClosedError, CorruptionError, PenstockError
 from penstock.log.messagelog import MessageLog, MessageLogOptions, MessageLogReader
 from penstock.log.messagelog.fifo_cursor import load_cursor, save_cursor
 from penstock.log.messagelog.format import ENTRY_OVERHEAD, MAX_SENDER_BYTES
@@ -65,6 +65,8 @@ class ChannelFiles:
         self._committer: Committer | None = None
         self._synced = 0  # the last number known to be durable; 0 after opening, so the first pop always flushes
         self._keep: int | None = None
+        self.sync_seconds = 0.0
+        """How long the last sync took that a message waited for."""
 
     @property
     def is_open(self) -> bool:
@@ -177,10 +179,15 @@ class ChannelFiles:
 
     # --- The log
 
+    @property
+    def flushes_later(self) -> bool:
+        """Whether what is appended is made durable by the timer."""
+        return self._committer is not None
+
     def has_room(self, payloads: Sequence[bytes]) -> bool:
-        """Whether these can be appended right away: the flush comes later, no file is made, sealed or dropped."""
+        """Whether these can be appended right away: they are small, and no file is made, sealed or dropped."""
         log, count, length = self._log, len(payloads), sum(map(len, payloads))
-        if log is None or self._committer is None or self._keep is None or length > SMALL_BYTES:
+        if log is None or self._keep is None or length > SMALL_BYTES:
             return False
         return log.has_room(count, length + count * (ENTRY_OVERHEAD + MAX_SENDER_BYTES))
 
@@ -217,14 +224,20 @@ class ChannelFiles:
 
     def _flush(self) -> None:
         if self._log is not None:
+            started = time.perf_counter()
             self._synced = timed(self._log.sync, counts.FLUSHES, counts.FLUSH_SECONDS) - 1
+            self.sync_seconds = time.perf_counter() - started
 
     def _flush_later(self) -> int:
         """Flush for the timer; runs on a thread of the group commit."""
         log = self._log
         if log is None:
             return 0
-        bound = timed(log.sync, counts.FLUSHES, counts.FLUSH_SECONDS)
+        try:
+            bound = timed(log.sync, counts.FLUSHES, counts.FLUSH_SECONDS)
+        except (PenstockError, OSError) as exc:  # nobody waits for it, so nobody else would say so
+            _log.warning("channel %s: a flush failed, and it takes no more messages: %s", self.handler, exc)
+            raise
         self._synced = bound - 1
         return bound
 

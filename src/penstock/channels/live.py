@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import lt
 from typing import Any
 
 import msgspec
@@ -34,7 +35,11 @@ class Memberships:
 
     def take(self, nid: Nid, handler: str) -> None:
         """Note a membership."""
-        self._handlers.setdefault(nid, set()).add(handler)
+        handlers = self._handlers.get(nid)
+        if handlers is None:
+            self._handlers[nid] = {handler}
+        else:
+            handlers.add(handler)
 
     def release(self, nid: Nid, handler: str) -> None:
         """Forget a membership."""
@@ -74,7 +79,10 @@ class Channel:
         """Return the channel a file describes; members sorted and each once, however they were written."""
         channel = cls(saved.handler, Config.of_stored(saved.config, limits))
         channel.owner, channel.kind = saved.owner, saved.channel_type
-        channel.set_members(tuple(sorted(set(saved.members))))
+        members = saved.members
+        if not all(map(lt, members, members[1:])):
+            members = tuple(sorted(set(members)))
+        channel.set_members(members)
         channel.set_acl(saved.acl)
         return channel
 

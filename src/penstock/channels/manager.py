@@ -1,8 +1,8 @@
 """All channels of a data directory in one process: members, rules, history and queues that survive.
 
 No server is needed: ``ChannelManager.open`` gives Python users the whole thing, and the channel server is one more
-user of it.  Everything here runs on one event loop; whatever touches the disk runs in one bounded executor, channel
-by channel in order, different channels side by side.
+user of it.  Everything here runs on one event loop; whatever waits for the disk runs in one bounded executor, channel
+by channel in order, different channels side by side.  Small messages are the exception: see actor.py.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from penstock.channels.ids import ChannelId, Nid, is_handler
 from penstock.channels.live import Memberships
 from penstock.channels.model import PersistedChannel
 from penstock.channels.options import ManagerOptions
+from penstock.channels.patience import Patience
 from penstock.channels.saver import Saver
 from penstock.channels.session import Session
-from penstock.channels.store import ChannelStore, FileChannelStore, channel_hash
+from penstock.channels.store import ChannelStore, FileChannelStore, channel_hash, load_many
 from penstock.disk import Disk, Handle, Lock, PosixDisk
 from penstock.errors import ClosedError, CorruptionError, OptionsError, PenstockError
 from penstock.log.messagelog import MessageLogOptions
@@ -80,7 +81,10 @@ class ChannelManager(Handle):
         self._executor = ThreadPoolExecutor(options.io_threads, "penstock-channels")
         self.saver = Saver(store, self._executor, min(options.io_threads, SAVING_THREADS))
         self._closed = ""
-        self._active = -1
+        self.patience = Patience(options.sync_on_loop_seconds)
+        self.busy = 0
+        """How many channels have something under way."""
+        self._active = 0
         self.broken: dict[str, str] = {}
         """Folders that hold a channel that cannot be restored, and why.  They are left alone."""
 
@@ -274,6 +278,7 @@ class ChannelManager(Handle):
             for session in sessions:
                 session.end()
         self._executor.shutdown()
+        self._count_channels()
         self._lock.release()
 
     def forked(self) -> None:
@@ -304,25 +309,24 @@ class ChannelManager(Handle):
     def _load(self, digests: list[str]) -> list[PersistedChannel]:
         """Load the channels of one shard; one that cannot be read is passed over, and remembered."""
         channels = []
-        for digest in digests:
-            try:
-                saved = self._store.load(digest)
-                if channel_hash(saved.handler) != digest:
-                    reason = f"the folder is not that of {saved.handler!r}"
-                    raise CorruptionError(f"{self.data_dir}/{digest}", 0, reason)
-            except (CorruptionError, OSError) as exc:
-                _log.warning("a channel is passed over: %s", exc)
-                self.broken[digest] = str(exc)
+        for digest, found in zip(digests, load_many(self._store, digests), strict=True):
+            if isinstance(found, PersistedChannel) and channel_hash(found.handler) != digest:
+                reason = f"the folder is not that of {found.handler!r}"
+                found = CorruptionError(f"{self.data_dir}/{digest}", 0, reason)
+            if isinstance(found, PersistedChannel):
+                channels.append(found)
             else:
-                channels.append(saved)
+                _log.warning("a channel is passed over: %s", found)
+                self.broken[digest] = str(found)
         return channels
 
     # --- Small things
 
     def _count_channels(self) -> None:
-        if self._active != self._memberships.channels:
-            self._active = self._memberships.channels
-            ACTIVE.set(self._active)
+        alive = 0 if self._closed else self._memberships.channels
+        if alive != self._active:
+            ACTIVE.add(alive - self._active)  # other managers of this process count theirs
+            self._active = alive
 
     def _core(self, handler: str) -> Core:
         return self._cores[shard_of(channel_hash(handler), len(self._cores))]

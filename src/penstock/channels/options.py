@@ -32,6 +32,9 @@ class ManagerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     io_threads: int = 32
     """Threads that touch the disk: how many channels can wait for an fsync at the same time."""
+    sync_on_loop_seconds: float = 0.002
+    """A lone message is made durable on the event loop, without a change of threads, while that takes no longer than
+    this.  Longer: quicker on slower disks, and the loop stands still as long.  0: always in a thread."""
     shards: int = 8
     """Parts the channels are divided into by the hash of their handler; a restore loads them side by side."""
     max_open_logs: int = 256
@@ -42,6 +45,8 @@ class ManagerOptions(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not is_domain(self.domain):
             raise OptionsError(f"domain={self.domain!r}: not a domain")
+        if self.sync_on_loop_seconds < 0:
+            raise OptionsError(f"sync_on_loop_seconds={self.sync_on_loop_seconds}: must not be negative")
         for field in ("io_threads", "shards", "max_open_logs", "segment_bytes"):
             if getattr(self, field) < 1:
                 raise OptionsError(f"{field}={getattr(self, field)}: must be at least 1")

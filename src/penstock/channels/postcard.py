@@ -21,7 +21,7 @@ Worked example and reasons: docs/formats/channel-metadata.md
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Final
+from typing import ClassVar, Final
 
 from penstock.channels.ids import Nid
 from penstock.channels.model import Acl, Allow, ChannelType, PersistedChannel, StoredConfig
@@ -31,6 +31,9 @@ __all__ = ["encode", "decode", "decode_any", "MAX_METADATA_BYTES"]
 
 MAX_METADATA_BYTES: Final = 64 << 20
 """Larger files are refused unread: nothing that big was ever written on purpose."""
+
+SMALL_RULES: Final = 256
+"""Settings and lists of fewer bytes are remembered for the next channel."""
 
 U32: Final = (5, 0x0F)  # bytes a varint may have, and what may stand in the last one
 U64: Final = (10, 0x01)
@@ -118,8 +121,20 @@ def _option(number: int | None) -> bytes:
     return b"\1" + _varint(number)
 
 
+@lru_cache(65_536)  # the same members are in many channels
+def _known(data: bytes) -> Nid | None:
+    """Return the member these bytes spell; None leaves it to the decoder to say what is wrong with them."""
+    try:
+        return Nid.parse(data.decode())
+    except (UnicodeDecodeError, OptionsError):
+        return None
+
+
 class _Decoder:
     """Walks once over the bytes; every item takes at least a byte, so work and memory are bounded by the input."""
+
+    rules_before: ClassVar[tuple[bytes, StoredConfig, Acl] | None] = None
+    """The settings and lists decoded last, with their bytes."""
 
     def __init__(self, data: bytes, file: str) -> None:
         self.data, self.file, self.at = data, file, 0
@@ -128,14 +143,41 @@ class _Decoder:
         """Return the channel, and whether the type was missing."""
         handler = self.string()
         owner = self.nid() if self.tag("option") else None
+        config, acl = self.rules()
+        members = self.members()
+        old = self.at == len(self.data)
+        kind = ChannelType.PUBSUB if old else self.kind()
+        return PersistedChannel(handler, owner, config, acl, members, kind), old
+
+    def rules(self) -> tuple[StoredConfig, Acl]:
+        """Return settings and lists, which are often those of the channel before: equal bytes mean equal rules."""
+        at, before = self.at, _Decoder.rules_before
+        if before is not None and self.data.startswith(before[0], at):
+            self.at = at + len(before[0])
+            return before[1], before[2]
         clients, payload, messages = self.number(), self.number(), self.number()
         persist = self.tag("bool") if self.tag("option") else None
         config = StoredConfig(clients, payload, messages, persist, self.number())
         acl = Acl(self.allow(), self.allow(), self.allow())
-        members = tuple([self.nid() for _ in range(self.count())])
-        old = self.at == len(self.data)
-        kind = ChannelType.PUBSUB if old else self.kind()
-        return PersistedChannel(handler, owner, config, acl, members, kind), old
+        if self.at - at < SMALL_RULES:
+            _Decoder.rules_before = self.data[at : self.at], config, acl
+        return config, acl
+
+    def members(self) -> tuple[Nid, ...]:
+        data, size, found = self.data, len(self.data), []
+        count = self.count()
+        at = self.at
+        for _ in range(count):
+            length = data[at] if at < size else 0x80
+            end = at + 1 + length
+            nid = _known(data[at + 1 : end]) if length < 0x80 and end <= size else None
+            if nid is None:  # a long name, or a bad one, which nid() says
+                self.at = at
+                nid, end = self.nid(), self.at
+            found.append(nid)
+            at = end
+        self.at = at
+        return tuple(found)
 
     def fail(self, at: int, reason: str) -> CorruptionError:
         return CorruptionError(self.file, at, reason)

@@ -29,7 +29,7 @@ from typing import Final, Protocol
 from penstock.channels.counts import DELETES, LOAD_SECONDS, LOADS, SAVE_SECONDS, SAVES, timed
 from penstock.channels.model import PersistedChannel
 from penstock.channels.postcard import MAX_METADATA_BYTES, decode, decode_any, encode
-from penstock.disk import Disk, PosixDisk, Replacement, save_many_atomically
+from penstock.disk import Disk, PosixDisk, Replacement, exist_many, read_many, save_many_atomically
 from penstock.disk.posix import folder_of
 from penstock.errors import CorruptionError
 
@@ -39,6 +39,11 @@ METADATA: Final = "metadata.bin"
 METADATA_TMP: Final = "metadata.bin.tmp"
 SPARE: Final = "penstock-spare"
 CURSOR: Final = "cursor.bin"
+
+READ_TOGETHER: Final = 512
+"""How many files are read before they are decoded."""
+LARGE_BYTES: Final = 64 << 10
+"""What is larger is read by itself: the files that are read together fit into memory whatever they hold."""
 
 HASH = re.compile(r"[0-9a-f]{64}")
 OURS = re.compile(
@@ -177,33 +182,54 @@ class FileChannelStore:
         except FileNotFoundError:
             return []
         found = []
-        for name in names:
-            stat = self._disk.stat(self.folder(name))
-            if stat is None or not stat.is_folder:
-                continue
-            if self._disk.stat(f"{self.folder(name)}/{METADATA}") is not None:
+        paths = [f"{self.root}/{name}/{METADATA}" for name in names]
+        for name, path, there in zip(names, paths, exist_many(self._disk, paths), strict=True):
+            if there or self._disk.stat(path) is not None:
                 found.append(name)
-            else:
+            elif (stat := self._disk.stat(self.folder(name))) is not None and stat.is_folder:
                 self._sweep(name)
         return found
 
     def load(self, hash: str) -> PersistedChannel:
         """Return the metadata of one channel."""
-        return timed(lambda: self._load(hash, f"{self.folder(hash)}/{METADATA}"), LOADS, LOAD_SECONDS)
+        path = f"{self.folder(hash)}/{METADATA}"
+        return timed(lambda: self._decoded(hash, path, self._read(path)), LOADS, LOAD_SECONDS)
 
-    def _load(self, hash: str, path: str) -> PersistedChannel:
+    def load_many(self, hashes: Sequence[str]) -> list[PersistedChannel | CorruptionError | OSError]:
+        """Return the metadata of many channels, an error where one cannot be read; files are read side by side."""
+        loaded: list[PersistedChannel | CorruptionError | OSError] = []
+        for start in range(0, len(hashes), READ_TOGETHER):
+            part, started = hashes[start : start + READ_TOGETHER], time.perf_counter()
+            paths = [f"{self.root}/{digest}/{METADATA}" for digest in part]
+            for digest, path, data in zip(part, paths, read_many(self._disk, paths, LARGE_BYTES), strict=True):
+                try:
+                    loaded.append(self._decoded(digest, path, self._read(path) if data is None else data))
+                except (CorruptionError, OSError) as exc:
+                    loaded.append(exc)
+            seconds = (time.perf_counter() - started) / len(part)
+            failed = sum(isinstance(found, Exception) for found in loaded[start:])
+            if failed:
+                LOADS.add(failed, result="failure")
+            if failed < len(part):
+                LOADS.add(len(part) - failed, result="success")
+            for _ in range(len(part) - failed):
+                LOAD_SECONDS.observe(seconds)
+        return loaded
+
+    def _read(self, path: str) -> bytes:
         try:
             with self._disk.open(path) as file:
                 # One byte more than is allowed: a file that grows meanwhile cannot slip through.
-                data = file.read_at(0, min(file.stat().size, MAX_METADATA_BYTES) + 1)
+                return file.read_at(0, min(file.stat().size, MAX_METADATA_BYTES) + 1)
         except IsADirectoryError:
             raise CorruptionError(path, 0, "a folder stands where the metadata should be") from None
+
+    def _decoded(self, hash: str, path: str, data: bytes) -> PersistedChannel:
         if len(data) > MAX_METADATA_BYTES:
             raise CorruptionError(path, MAX_METADATA_BYTES, f"more than {MAX_METADATA_BYTES} bytes of metadata")
         channel, old = decode_any(data, path)
-        cursor = f"{self.folder(hash)}/{CURSOR}"
         # 0.6 had no queues: beside a queue's cursor a missing type is damage, and pub/sub would replay the queue.
-        if old and self._disk.stat(cursor) is not None:
+        if old and self._disk.stat(f"{self.folder(hash)}/{CURSOR}") is not None:
             raise CorruptionError(path, len(data), "the channel type is missing beside a queue's cursor")
         return channel
 
@@ -267,6 +293,24 @@ class FileChannelStore:
             self._wipe(name)
         except OSError as exc:
             _log.warning("%s could not be removed: %s", folder, exc)
+
+
+def load_many(store: ChannelStore, hashes: Sequence[str]) -> list[PersistedChannel | CorruptionError | OSError]:
+    """Load many channels, together where the store can; return a channel or an error for each.
+
+    >>> store = MemoryChannelStore()
+    >>> [found.handler for found in load_many(store, [store.save(PersistedChannel("a"))])]
+    ['a']
+    """
+    if isinstance(store, FileChannelStore):
+        return store.load_many(hashes)
+    loaded: list[PersistedChannel | CorruptionError | OSError] = []
+    for digest in hashes:
+        try:
+            loaded.append(store.load(digest))
+        except (CorruptionError, OSError) as exc:
+            loaded.append(exc)
+    return loaded
 
 
 class MemoryChannelStore:

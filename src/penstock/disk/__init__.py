@@ -5,6 +5,7 @@ code run on a folder, in memory, on a disk that loses power, and on whatever els
 """
 
 from penstock.disk.atomic import Replacement, save_atomically, save_many_atomically
+from penstock.disk.bulk import exist_many, read_many
 from penstock.disk.commit import Committer, GroupCommit
 from penstock.disk.face import Disk, File, Latch, Lock, ReadDisk, ReadFile, Stat
 from penstock.disk.faulty import FaultyDisk
@@ -27,6 +28,8 @@ __all__ = [
     "save_atomically",
     "save_many_atomically",
     "Replacement",
+    "exist_many",
+    "read_many",
     "GroupCommit",
     "Committer",
     "Backoff",

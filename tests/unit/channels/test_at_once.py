@@ -1,16 +1,21 @@
-"""Promise: a message that may become durable later is stored without a change of threads, with the same answers."""
+"""Promises: a message that may become durable later is stored without a change of threads, and one that is alone is
+made durable without it as long as the disk is quick; the answers are the same.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.channels import ChannelManager, ManagerOptions, Message
-from penstock.disk import FaultyDisk, PosixDisk
-from penstock.errors import Refused
+from penstock.channels.patience import FEWEST
+from penstock.disk import FaultyDisk, MemoryDisk, PosixDisk
+from penstock.errors import OptionsError, ReadOnlyError, Refused
 
 ANN, BOB = "ann@localhost", "bob@localhost"
 
@@ -63,13 +68,16 @@ async def test_an_element_is_pushed_without_a_thread(start: Any, monkeypatch: py
 
 @pytest.mark.parametrize(
     ("interval", "segment_bytes", "payload"),
-    [(0, 1 << 20, b"x"), (60_000, 300, b"x"), (60_000, 1 << 20, b"x" * 65_536), (60_000, 1 << 20, b"x" * 40_000)],
-    ids=["durable first", "may fill its segment", "large", "large together"],
-)
+    [
+        (60_000, 300, b"x"), (60_000, 1 << 20, b"x" * 65_536), (60_000, 1 << 20, b"x" * 40_000),
+        (0, 300, b"x"), (0, 1 << 20, b"x" * 65_536),
+    ],
+    ids=["may fill its segment", "large", "large together", "durable, may fill its segment", "durable, large"],
+)  # fmt: skip
 async def test_what_has_to_wait_goes_to_a_thread(
     start: Any, monkeypatch: pytest.MonkeyPatch, interval: int, segment_bytes: int, payload: bytes
 ) -> None:
-    manager = await start(ManagerOptions(segment_bytes=segment_bytes))
+    manager = await start(ManagerOptions(segment_bytes=segment_bytes, sync_on_loop_seconds=60))
     ops = await opened(manager, interval=interval)
     no_threads(manager, monkeypatch)
     with pytest.raises(AssertionError, match="this needs a thread"):
@@ -117,3 +125,114 @@ async def test_what_was_stored_at_once_is_durable_after_the_interval(tmp_path: P
                 return
             await asyncio.sleep(0.02)
         pytest.fail("no sync within four seconds")
+
+
+# --- Durable first
+
+
+class Watched(FaultyDisk):
+    """Notes which thread syncs logs, and takes its time over it if told to."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryDisk())
+        self.by: list[str] = []
+        self.seconds = 0.0
+        self.on_call = self.note
+
+    def note(self, name: str, path: str) -> None:
+        if name == "sync" and path.endswith(".log"):
+            self.by.append("loop" if threading.current_thread() is threading.main_thread() else "thread")
+            time.sleep(self.seconds)
+
+    def taken(self) -> list[str]:
+        by, self.by = self.by, []
+        return by
+
+
+QUICK = ManagerOptions(sync_on_loop_seconds=0.5)  # no sync of a disk in memory takes that long
+
+
+async def test_a_message_alone_is_made_durable_on_the_loop() -> None:
+    disk = Watched()
+    async with await ChannelManager.open("data", QUICK, disk=disk) as manager:
+        ops = await opened(manager, interval=0)
+        assert disk.taken() == ["thread"]  # nobody knows yet how quick the disk is, and the segment has to be made
+        assert await ops.broadcast(ANN, b"second") == 2
+        assert await ops.broadcast_many(ANN, [b"third", b"fourth"]) == range(3, 5)
+        assert disk.taken() == ["loop", "loop"]
+        written = [path for name, path in disk.calls if path.endswith(".log") and name in ("write_at", "sync")]
+        assert len(written) == 6  # a write and a sync each, no more
+        jobs = manager.channel("jobs")
+        await jobs.join(ANN)
+        await jobs.configure(ANN, persist=True, type="fifo")
+        disk.taken()
+        for payload in (b"one", b"two"):
+            await jobs.push(ANN, payload)
+        assert disk.taken() == ["thread", "loop"]
+        assert [(await jobs.pop(ANN)).payload for _ in range(2)] == [b"one", b"two"]
+
+
+async def test_messages_that_come_together_share_a_sync_in_a_thread() -> None:
+    disk = Watched()
+    async with await ChannelManager.open("data", QUICK, disk=disk) as manager:
+        ops = await opened(manager, interval=0)
+        disk.taken()
+        assert await asyncio.gather(*(ops.broadcast(ANN, b"x") for _ in range(50))) == list(range(2, 52))
+        assert disk.taken() == ["thread"]
+
+
+async def test_who_asks_for_something_else_meanwhile_is_not_kept_waiting_on_the_loop() -> None:
+    disk = Watched()
+    async with await ChannelManager.open("data", QUICK, disk=disk) as manager:
+        ops, other = await opened(manager, interval=0), manager.channel("other")
+        await other.join(ANN)
+        await other.configure(ANN, persist=True)
+        disk.taken()
+        await asyncio.gather(ops.broadcast(ANN, b"x"), other.join(BOB))
+        assert disk.taken() == ["thread"]  # another channel has something under way
+        seq, found = await asyncio.gather(ops.broadcast(ANN, b"y"), ops.history(ANN))
+        assert disk.taken() == ["thread"]  # and so has this one
+        assert [entry.seq for entry in found] == [1, 2, seq]  # what was asked first was done first
+        assert manager.busy == 0
+        await ops.broadcast(ANN, b"z")
+        assert disk.taken() == ["loop"]
+
+
+async def test_a_slow_disk_is_waited_for_in_a_thread_until_it_is_quick_again() -> None:
+    disk = Watched()
+    async with await ChannelManager.open("data", QUICK, disk=disk) as manager:
+        ops = await opened(manager, interval=0)
+        disk.taken()
+        disk.seconds = 0.6
+        await ops.broadcast(ANN, b"slow, and nobody knew")
+        disk.seconds = 0.0
+        for _ in range(FEWEST + 2):
+            await ops.broadcast(ANN, b"quick, and nobody knows")
+        assert disk.taken() == ["loop", *["thread"] * FEWEST, "loop", "loop"]
+
+
+async def test_it_can_be_forbidden() -> None:
+    disk = Watched()
+    async with await ChannelManager.open("data", ManagerOptions(sync_on_loop_seconds=0), disk=disk) as manager:
+        ops = await opened(manager, interval=0)
+        for _ in range(3):
+            await ops.broadcast(ANN, b"x")
+        assert set(disk.taken()) == {"thread"}
+    with pytest.raises(OptionsError, match="sync_on_loop_seconds=-1"):
+        ManagerOptions(sync_on_loop_seconds=-1)
+
+
+async def test_a_sync_that_fails_on_the_loop_is_the_callers_and_stops_the_channel() -> None:
+    disk = Watched()
+    async with await ChannelManager.open("data", QUICK, disk=disk) as manager:
+        ops = await opened(manager, interval=0)
+        await ops.broadcast(ANN, b"second")
+        session = manager.connect(BOB)
+        disk.taken()
+        disk.fail("sync", OSError(5, "Input/output error"), path=".log")
+        with pytest.raises(OSError, match="Input/output"):
+            await ops.broadcast(ANN, b"nobody knows")
+        assert disk.taken() == ["loop"]
+        assert session.waiting() == []
+        with pytest.raises(ReadOnlyError, match="a sync failed"):
+            await ops.broadcast(ANN, b"refused")

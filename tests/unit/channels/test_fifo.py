@@ -212,6 +212,76 @@ async def test_the_log_is_durable_before_the_cursor_moves(tmp_path: Path) -> Non
         assert order[-1] == ".tmp"
 
 
+async def test_the_first_pop_after_a_restart_makes_the_log_durable(tmp_path: Path) -> None:
+    """Whether what was found is durable nobody knows: the process of before may have died before its flush."""
+    disk = FaultyDisk(PosixDisk())
+    async with await ChannelManager.open(tmp_path / "data") as manager:
+        await (await queue(manager)).push(ANN, b"x")
+    async with await ChannelManager.open(tmp_path / "data", disk=disk) as manager:
+        await manager.channel("jobs").pop(ANN)
+        calls = [(name, Path(path).name) for name, path in disk.calls]
+        synced = calls.index(("sync", "00000000000000000001.log"))
+        assert synced < calls.index(("rename", "cursor.bin.tmp"))
+
+
+async def test_a_channel_becomes_a_queue_log_first_then_cursor_then_metadata(tmp_path: Path) -> None:
+    disk = FaultyDisk(PosixDisk())
+    async with await ChannelManager.open(tmp_path / "data", disk=disk) as manager:
+        jobs = manager.channel("jobs")
+        await jobs.join(ANN)
+        await jobs.configure(ANN, persist=True, message_flush_interval=60_000)
+        await jobs.broadcast(ANN, b"old")
+        disk.calls.clear()
+        await jobs.configure(ANN, type="fifo")
+        wanted = ("sync", "rename", "exchange", "sync_folder")
+        order = [(name, Path(path).name) for name, path in disk.calls if name in wanted]
+        folder = channel_hash("jobs")
+        assert order[0] == ("sync", "00000000000000000001.log")
+        cursor = [("sync", "cursor.bin.tmp"), ("rename", "cursor.bin.tmp"), ("sync_folder", folder)]
+        at = order.index(cursor[0])
+        assert order[at : at + 3] == cursor
+        assert order[at + 3] == ("sync", "metadata.bin.tmp")
+        assert order[-1] == ("sync_folder", folder)
+
+
+async def test_a_queue_begins_by_the_log_alone(start: Any) -> None:
+    jobs = (await start()).channel("jobs")
+    await jobs.join(ANN)
+    assert [await jobs.broadcast(ANN, b"not kept") for _ in range(2)] == [1, 2]
+    await jobs.configure(ANN, persist=True, type="fifo")
+    await jobs.push(ANN, b"x")
+    assert (await jobs.pop(ANN)).seq == 1
+
+
+async def test_an_element_is_told_to_nobody(start: Any) -> None:
+    manager = await start()
+    jobs = await queue(manager, ANN, BOB)
+    heard: list[Any] = []
+    manager.listen(heard.append)
+    await jobs.push(ANN, b"x")
+    await jobs.pop(BOB)
+    await jobs.clear(ANN)
+    assert heard == []
+
+
+async def test_segments_go_when_they_are_popped_or_cleared_and_not_before(start: Any, tmp_path: Path) -> None:
+    jobs = await queue(await start(ManagerOptions(segment_bytes=60)), max_persist_messages=6)  # two elements a segment
+    folder = tmp_path / "data" / channel_hash("jobs")
+
+    def segments() -> list[int]:
+        return sorted(int(path.stem) for path in folder.glob("*.log"))
+
+    for number in range(6):
+        await jobs.push(ANN, b"element %d" % number)
+    assert segments() == [1, 3, 5, 7]  # as many elements as the cap: none of them may go
+    for _ in range(3):
+        await jobs.pop(ANN)
+    assert segments() == [3, 5, 7]
+    await jobs.clear(ANN)
+    assert segments() == [5, 7]  # the one with the last element stays: it tells the numbers
+    assert sorted(int(path.stem) for path in folder.glob("*.idx")) == segments()
+
+
 async def test_a_cleared_queue_is_empty_and_goes_on(start: Any) -> None:
     jobs = await queue(await start())
     await jobs.clear(ANN)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
 
 from penstock.channels import ChannelManager, Event, Limits, ManagerOptions, Message, Nid
+from penstock.channels import commands as c
+from penstock.channels.actor import MAX_WAITING
+from penstock.channels.postcard import MAX_METADATA_BYTES
+from penstock.channels.store import CURSOR, METADATA, METADATA_TMP
 from penstock.errors import Backpressure, ClosedError, OptionsError, Refused
 
 ANN, BOB, CAT, EVE = "ann@localhost", "bob@localhost", "cat@localhost", "eve@localhost"
@@ -223,6 +228,61 @@ async def test_members_and_channels_come_in_pages(start: Any) -> None:
     assert manager.channels(names[0], page=0).items == ()
     with refused("USER_NOT_IN_CHANNEL"):
         await ops.members(EVE)
+
+
+async def test_members_and_lists_are_asked_for_page_by_page(start: Any) -> None:
+    manager = await start()
+    names = [f"user{number}@localhost" for number in range(5)]
+    ops = await team(manager, *names)
+    await ops.allow(names[0], "read", names)
+    ann = Nid.parse(names[0])
+    for ask in (partial(c.Members, ops.id, ann), partial(c.GetAcl, ops.id, ann, "read")):
+        pages = [await manager.submit(ask(page, 2)) for page in (1, 2, 3, 4)]
+        assert [list(map(str, page.items)) for page in pages] == [names[:2], names[2:4], names[4:], []]
+        assert [(page.page, page.page_size, page.total) for page in pages] == [(n, 2, 5) for n in (1, 2, 3, 4)]
+        whole = await manager.submit(ask())
+        assert (list(map(str, whole.items)), whole.page, whole.page_size, whole.total) == (names, None, None, None)
+    for page, size in ((1, None), (None, 2)):  # of a list both must be given
+        whole = await manager.submit(c.GetAcl(ops.id, ann, "read", page, size))
+        assert (len(whole.items), whole.total) == (5, None)
+
+
+async def test_pages_have_the_sizes_of_the_protocol(start: Any) -> None:
+    manager = await start(ManagerOptions(limits=Limits(max_clients_per_channel=200, max_channels_per_client=200)))
+    names = [f"user{number:03}@localhost" for number in range(120)]
+    ops = await team(manager, *names)
+    await ops.allow(names[0], "join", names)
+    for number in range(60):
+        await manager.channel(f"more/{number}").join(names[0])
+    ann = Nid.parse(names[0])
+    members = [await manager.submit(c.Members(ops.id, ann, 1, size)) for size in (None, 1000, 0)]
+    assert [len(page.items) for page in members] == [20, 100, 0]
+    channels = [manager.channels(ann, page_size=size) for size in (None, 1000, 0)]
+    assert [len(page.items) for page in channels] == [20, 50, 0]
+    assert len((await manager.submit(c.GetAcl(ops.id, ann, "join", 1, 1000))).items) == 120  # a list has no cap
+
+
+def test_the_limits_are_those_of_the_original() -> None:
+    assert Limits() == Limits(
+        max_channels=5000, max_clients_per_channel=100, max_channels_per_client=100, max_payload_size=65_536,
+        max_persist_messages=1000, max_message_flush_interval=60_000, max_history_limit=100,
+    )  # fmt: skip
+    assert (ManagerOptions().segment_bytes, MAX_WAITING) == (134_217_728, 16_384)
+    assert (METADATA, METADATA_TMP, CURSOR, MAX_METADATA_BYTES) == (
+        "metadata.bin", "metadata.bin.tmp", "cursor.bin", 67_108_864,
+    )  # fmt: skip
+
+
+async def test_a_channel_that_cannot_keep_up_says_so(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.channels.actor.MAX_WAITING", 5)
+    manager = await start()
+    ops = await team(manager, ANN)
+    await ops.configure(ANN, persist=True)
+    answers = await asyncio.gather(*(ops.broadcast(ANN, b"x") for _ in range(8)), return_exceptions=True)
+    assert answers[:5] == [1, 2, 3, 4, 5]
+    assert [type(answer) for answer in answers[5:]] == [Backpressure] * 3
+    assert "5 commands wait" in str(answers[5])
+    assert await ops.broadcast(ANN, b"y") == 6  # what was turned away spent no number
 
 
 async def test_more_members_than_a_page_holds_are_all_listed(start: Any) -> None:

@@ -10,17 +10,23 @@ import pytest
 
 from penstock.channels import (
     ChannelManager,
+    ChannelType,
+    Config,
     FailingChannelStore,
     FileChannelStore,
     Limits,
     ManagerOptions,
+    MemoryChannelStore,
     Message,
+    Nid,
+    PersistedChannel,
     channel_hash,
 )
 from penstock.disk import FaultyDisk, PosixDisk
 from penstock.errors import ReadOnlyError, Refused
+from penstock.metrics import REGISTRY
 
-ANN, BOB, EVE = "ann@localhost", "bob@localhost", "eve@localhost"
+ANN, BOB, CAT, EVE = "ann@localhost", "bob@localhost", "cat@localhost", "eve@localhost"
 SMALL = ManagerOptions(segment_bytes=256)
 
 
@@ -52,6 +58,137 @@ async def test_a_persistent_channel_survives_a_restart(start: Any) -> None:
     assert (await ops.config(BOB))[0].max_clients == 7
     with refused("USER_IN_CHANNEL"):
         await ops.join(BOB)
+    session = manager.connect(BOB)  # who comes back hears at once: it never ceased to be a member
+    await ops.broadcast(ANN, b"welcome back")
+    assert [event.payload for event in session.waiting() if isinstance(event, Message)] == [b"welcome back"]
+
+
+async def test_owner_rules_and_type_survive_a_restart(start: Any) -> None:
+    manager = await start()
+    ops = await persistent(manager, "ops", CAT, BOB, ANN, max_payload_size=50, max_persist_messages=9)
+    await ops.leave(CAT)  # the first in NID order inherits
+    ops = (await start()).channel("ops")
+    await ops.configure(ANN, message_flush_interval=70)
+    await ops.allow(ANN, "join", [BOB, "example.com"])
+    await ops.allow(ANN, "publish", [CAT])
+    await ops.allow(ANN, "read", ["localhost"])
+    ops = (await start()).channel("ops")
+    assert await ops.config(BOB) == (Config(100, 50, 9, persist=True, message_flush_interval=70), ChannelType.PUBSUB)
+    found = {kind: [str(nid) for nid in await ops.allowed(ANN, kind)] for kind in ("join", "publish", "read")}
+    assert found == {"join": ["example.com", BOB], "publish": [CAT], "read": ["localhost"]}
+    with refused("FORBIDDEN"):
+        await ops.allowed(BOB, "join")
+    with refused("NOT_ALLOWED"):
+        await ops.broadcast(ANN, b"only cat may")
+
+
+async def test_a_channel_that_has_no_owner_is_owned_by_who_joins_next(start: Any, tmp_path: Path) -> None:
+    store = FileChannelStore(str(tmp_path / "data"))
+    store.save(PersistedChannel("ops", None, members=(Nid.parse(ANN),)))
+    ops = (await start()).channel("ops")
+    with refused("FORBIDDEN"):
+        await ops.configure(ANN, max_clients=5)
+    await ops.join(BOB)
+    assert store.load(channel_hash("ops")).owner == Nid.parse(BOB)
+    await (await start()).channel("ops").configure(BOB, max_clients=5)
+
+
+async def test_members_are_restored_in_order_and_each_once_however_they_were_written(
+    start: Any, tmp_path: Path
+) -> None:
+    store = FileChannelStore(str(tmp_path / "data"))
+    members = tuple(map(Nid.parse, ("zoe@localhost", ANN, "ann.b@localhost", ANN, BOB)))
+    store.save(PersistedChannel("ops", Nid.parse(ANN), members=members))
+    ops = (await start()).channel("ops")
+    assert [str(nid) for nid in await ops.members(ANN)] == [ANN, "ann.b@localhost", BOB, "zoe@localhost"]
+    await ops.join(CAT)
+    await ops.leave(BOB)
+    saved = store.load(channel_hash("ops")).members
+    assert [str(nid) for nid in saved] == [ANN, "ann.b@localhost", CAT, "zoe@localhost"]
+
+
+async def test_each_change_is_one_save_of_what_is_about_to_be(start: Any, tmp_path: Path) -> None:
+    class Noting(MemoryChannelStore):
+        """Notes each save, and what members see at that moment."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.saved: list[tuple[PersistedChannel, Any]] = []
+
+        def save(self, channel: PersistedChannel) -> str:
+            self.saved.append((channel, manager._core("ops").channels["ops"].snapshot()))
+            return super().save(channel)
+
+    store = Noting()
+    manager = await start(store=store)
+    ops = manager.channel("ops")
+    await ops.join(ANN)
+    await ops.broadcast(ANN, b"x")
+    assert store.saved == []  # a transient channel is not saved
+    await ops.configure(ANN, persist=True)
+    for change in (
+        lambda: ops.join(BOB),
+        lambda: ops.join(EVE),
+        lambda: ops.allow(ANN, "read", [BOB]),
+        lambda: ops.disallow(ANN, "read", [BOB]),
+        lambda: ops.configure(ANN, max_clients=9),
+        lambda: ops.leave(EVE),
+        lambda: ops.leave(ANN),
+        lambda: ops.configure(BOB, type="fifo"),
+    ):
+        store.saved.clear()
+        before = manager._core("ops").channels["ops"].snapshot()
+        await change()
+        after = manager._core("ops").channels["ops"].snapshot()
+        assert before != after
+        assert store.saved == [(after, before)]  # saved first, applied afterwards, once
+    store.saved.clear()
+    await ops.configure(BOB, max_clients=9)  # nothing changes, and it is saved all the same, as the original does
+    assert [saved for saved, _ in store.saved] == [after]
+    store.saved.clear()
+    await ops.push(BOB, b"x")
+    await ops.pop(BOB)
+    async with manager.connect(BOB):
+        await ops.members(BOB)
+    assert store.saved == []  # messages and sessions are not metadata
+
+
+async def test_the_same_members_give_the_same_bytes(start: Any, tmp_path: Path) -> None:
+    ops = await persistent(await start(), "ops", ANN, CAT)
+    path = tmp_path / "data" / channel_hash("ops") / "metadata.bin"
+    before = path.read_bytes()
+    await ops.join(BOB)
+    assert path.read_bytes() != before
+    await ops.leave(BOB)
+    assert path.read_bytes() == before
+
+
+async def test_metadata_and_log_leave_each_other_alone(tmp_path: Path) -> None:
+    disk = FaultyDisk(PosixDisk())
+    async with await ChannelManager.open(tmp_path / "data", disk=disk) as manager:
+        ops = await persistent(manager)
+        await ops.broadcast(ANN, b"one")
+        disk.calls.clear()
+        await ops.broadcast(ANN, b"two")
+        await ops.history(ANN)
+        assert not [path for _, path in disk.calls if Path(path).name.startswith("metadata")]
+        disk.calls.clear()
+        await ops.join(BOB)
+        await ops.allow(ANN, "read", [BOB])
+        assert not [path for _, path in disk.calls if path.endswith((".log", ".idx"))]
+
+
+@pytest.mark.parametrize("shards", [1, 3, 64])
+async def test_any_number_of_shards_finds_every_channel(start: Any, shards: int) -> None:
+    manager = await start(ManagerOptions(shards=8))
+    names = [f"ops/{number}" for number in range(20)]
+    for name in names:
+        await persistent(manager, name)
+    manager = await start(ManagerOptions(shards=shards))
+    assert manager.handlers() == sorted(names)
+    for name in names:
+        await manager.channel(name).join(BOB)
+        assert [str(nid) for nid in await manager.channel(name).members(ANN)] == [ANN, BOB]
 
 
 async def test_a_transient_channel_does_not(start: Any) -> None:
@@ -173,6 +310,19 @@ async def test_persistence_off_and_on_again_keeps_counting(start: Any) -> None:
     assert (await (await start()).channel("ops").range(ANN))[1] == 8
 
 
+async def test_history_begins_with_the_first_message_after_persistence_was_switched_on(start: Any) -> None:
+    ops = (await start()).channel("ops")
+    await ops.join(ANN)
+    assert [await ops.broadcast(ANN, b"not kept") for _ in range(2)] == [1, 2]
+    await ops.configure(ANN, persist=True)
+    assert await ops.range(ANN) == (0, 0)
+    assert await ops.broadcast(ANN, b"kept") == 3
+    assert await ops.range(ANN) == (3, 3)
+    ops = (await start()).channel("ops")
+    assert await payloads(ops) == [b"kept"]
+    assert await ops.broadcast(ANN, b"next") == 4
+
+
 async def test_many_broadcasts_with_a_flush_timer_all_arrive(start: Any) -> None:
     ops = await persistent(await start(), message_flush_interval=10)
     numbers = await asyncio.gather(*(ops.broadcast(ANN, b"%d" % number) for number in range(200)))
@@ -205,6 +355,25 @@ async def test_the_flush_interval_can_change_while_messages_flow(start: Any) -> 
     await ops.configure(ANN, message_flush_interval=5)
     await ops.broadcast(ANN, b"three")
     assert await payloads((await start()).channel("ops")) == [b"one", b"two", b"three"]
+
+
+async def test_a_change_of_the_flush_interval_flushes_first(tmp_path: Path) -> None:
+    disk = FaultyDisk(PosixDisk())
+
+    def syncs() -> int:
+        return sum(name == "sync" and path.endswith(".log") for name, path in disk.calls)
+
+    async with await ChannelManager.open(tmp_path / "data", disk=disk) as manager:
+        ops = await persistent(manager, message_flush_interval=60_000)
+        await ops.broadcast(ANN, b"one")
+        assert syncs() == 0
+        await ops.configure(ANN, message_flush_interval=50_000)
+        assert syncs() == 1
+        await ops.configure(ANN, max_clients=7)  # another setting is no reason
+        await ops.broadcast(ANN, b"two")
+        assert syncs() == 1
+        await ops.configure(ANN, message_flush_interval=0)
+        assert syncs() == 2
 
 
 async def test_a_stored_message_waits_for_its_sync_only_when_the_interval_is_zero(tmp_path: Path) -> None:
@@ -278,6 +447,82 @@ async def test_a_sync_that_fails_stops_that_channel_and_no_other(tmp_path: Path)
         assert await other.broadcast(ANN, b"x") == 1
     async with await ChannelManager.open(tmp_path / "data") as manager:
         assert await manager.channel("ops").broadcast(ANN, b"again") > 1
+
+
+async def test_a_flush_of_the_timer_that_fails_is_told_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = FaultyDisk(PosixDisk())
+    flushes = REGISTRY.counter("message_log_flushes", "flushes of the logs of channels", labels=("result",))
+    before = flushes.value(result="failure")
+    async with await ChannelManager.open(tmp_path / "data", disk=disk) as manager:
+        ops = await persistent(manager, message_flush_interval=20)
+        disk.fail("sync", OSError(5, "Input/output error"), path=".log")
+        await ops.broadcast(ANN, b"one")  # acknowledged: it is to be durable later
+        for _ in range(200):
+            if "a flush failed" in caplog.text:
+                break
+            await asyncio.sleep(0.02)
+        assert "channel ops: a flush failed" in caplog.text
+        assert flushes.value(result="failure") == before + 1
+        with pytest.raises(ReadOnlyError, match="a sync failed"):
+            await ops.broadcast(ANN, b"two")
+        assert await payloads(ops) == [b"one"]
+        await ops.join(BOB)  # members are not in the log
+
+
+async def test_a_last_flush_that_fails_is_told_and_the_directory_is_let_go(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = FaultyDisk(PosixDisk())
+    manager = await ChannelManager.open(tmp_path / "data", disk=disk)
+    ops = await persistent(manager, message_flush_interval=60_000)
+    await ops.broadcast(ANN, b"one")
+    disk.fail("sync", OSError(5, "Input/output error"), path=".log")
+    await manager.close()
+    assert "a last flush failed" in caplog.text
+    async with await ChannelManager.open(tmp_path / "data") as manager:
+        assert await payloads(manager.channel("ops")) == [b"one"]
+
+
+async def test_a_directory_that_cannot_be_listed_stops_the_start_and_is_let_go(start: Any, tmp_path: Path) -> None:
+    await persistent(await start())
+    await (await start()).close()
+    store = FailingChannelStore(FileChannelStore(str(tmp_path / "data")))
+    store.fail["hashes"] = OSError(5, "Input/output error")
+    with pytest.raises(OSError, match="Input/output"):
+        await ChannelManager.open(tmp_path / "data", store=store)
+    assert (await start()).handlers() == ["ops"]
+
+
+async def test_metadata_that_cannot_be_read_is_passed_over_and_stays(tmp_path: Path) -> None:
+    async with await ChannelManager.open(tmp_path / "data") as manager:
+        for name in ("a", "b", "c"):
+            await persistent(manager, name)
+    disk = FaultyDisk(PosixDisk())
+    disk.fail("open", OSError(13, "Permission denied"), path=channel_hash("b"))
+    async with await ChannelManager.open(tmp_path / "data", disk=disk) as manager:
+        assert manager.handlers() == ["a", "c"]
+        assert manager.broken == {channel_hash("b"): "[Errno 13] Permission denied"}
+    async with await ChannelManager.open(tmp_path / "data") as manager:
+        assert manager.handlers() == ["a", "b", "c"]
+
+
+async def test_a_log_that_cannot_be_opened_fails_only_what_needs_it(tmp_path: Path) -> None:
+    async with await ChannelManager.open(tmp_path / "data") as manager:
+        ops = await persistent(manager, "ops", ANN, BOB)
+        await ops.broadcast(ANN, b"one")
+    disk = FaultyDisk(PosixDisk())
+    async with await ChannelManager.open(tmp_path / "data", disk=disk) as manager:
+        ops = manager.channel("ops")
+        for ask in (lambda: ops.broadcast(ANN, b"x"), lambda: ops.history(ANN), lambda: ops.range(ANN)):
+            disk.fail("modify", OSError(13, "Permission denied"), path=".log")
+            with pytest.raises(OSError, match="Permission denied"):
+                await ask()
+            assert len(await ops.members(ANN)) == 2
+            await ops.allow(ANN, "read", [ANN, BOB])
+        assert await ops.broadcast(ANN, b"two") == 2  # it is tried again each time
+        assert await payloads(ops) == [b"one", b"two"]
 
 
 async def test_rules_that_cannot_be_saved_stay_as_they_were(start: Any, tmp_path: Path) -> None:

@@ -167,7 +167,7 @@ def laid_out(disk: Any) -> FileChannelStore:
     """Return a store with one channel that has everything a channel can have."""
     store = FileChannelStore("data", disk)
     store.save(OLD)
-    for name in ("00000000000000000001.log", "00000000000000000001.idx", "cursor.bin", "notes.txt"):
+    for name in ("00000000000000000001.log", "00000000000000000001.idx", "cursor.bin", "metadata.bin.tmp", "notes.txt"):
         disk.create(f"{FOLDER}/{name}").close()
     disk.sync_folder(FOLDER)
     return store
@@ -330,6 +330,35 @@ def test_an_oversized_file_is_refused_unread(tmp_path: Path) -> None:
     os.truncate(path, MAX_METADATA_BYTES + 1)
     with pytest.raises(CorruptionError, match="more than 67108864"):
         store.load(HASH)
+
+
+def test_channels_loaded_together_are_those_loaded_one_by_one(tmp_path: Path) -> None:
+    """Good ones, old ones, large ones, and every kind that cannot be read: the same channels and the same words."""
+    store = FileChannelStore(str(tmp_path))
+    members = tuple(Nid(f"user{number:06}", "localhost") for number in range(10_000))
+    digests = [str(saved) for saved in store.save_many([PersistedChannel(f"ops/{number}") for number in range(1100)])]
+    digests.append(store.save(PersistedChannel("large", members=members)))
+    kinds = {"cut": b"\x05ab", "empty": b"", "old": encode(OLD)[:-1], "queue": encode(OLD)[:-1]}
+    for handler, data in kinds.items():
+        digests.append(store.save(PersistedChannel(handler)))
+        (tmp_path / digests[-1] / "metadata.bin").write_bytes(data)
+    (tmp_path / channel_hash("queue") / "cursor.bin").write_bytes(bytes(16))
+    digests.append(store.save(PersistedChannel("huge")))
+    os.truncate(tmp_path / digests[-1] / "metadata.bin", MAX_METADATA_BYTES + 1)
+    digests.append(channel_hash("folder"))
+    (tmp_path / digests[-1] / "metadata.bin").mkdir(parents=True)
+    digests.append(channel_hash("missing"))
+
+    def alone(digest: str) -> Any:
+        try:
+            return store.load(digest)
+        except (CorruptionError, OSError) as exc:
+            return str(exc)
+
+    found = store.load_many(digests)
+    assert [str(one) if isinstance(one, Exception) else one for one in found] == [alone(digest) for digest in digests]
+    assert sum(isinstance(one, Exception) for one in found) == 6
+    assert [type(one) for one in found[-2:]] == [CorruptionError, FileNotFoundError]
 
 
 def test_the_layout_of_0_6_is_read_as_pubsub_unless_a_queue_lies_beside_it(tmp_path: Path) -> None:
