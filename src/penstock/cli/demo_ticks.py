@@ -132,6 +132,8 @@ def write_ticks(folder: str, seconds: float, rate: int) -> None:
             if now - said > 0.25:
                 said = now
                 _say(voice, report, begin, channel.file_sequence + 1)
+                if _alone():
+                    return
         channel.append(b"", kind=LAST)
         report.last, report.done = report.records - 1, True
         _say(voice, report, begin, channel.file_sequence + 1)
@@ -149,7 +151,8 @@ def read_ticks(folder: str, role: str, start: Start) -> None:
         while not report.done:
             batch = channel.read_batch(20_000)
             if not len(batch):
-                channel.wait(0.05)
+                if not channel.wait(0.05) and _alone():
+                    return
                 continue
             assert batch.kinds is not None
             report.done = bool(batch.kinds[-1] == LAST)
@@ -159,6 +162,12 @@ def read_ticks(folder: str, role: str, start: Start) -> None:
             if report.done or time.monotonic() - said > 0.25:
                 said = time.monotonic()
                 _say(voice, report, begin, channel.file_sequence + 1)
+
+
+def _alone() -> bool:
+    """Whether the command that started this process was killed."""
+    parent = multiprocessing.parent_process()
+    return parent is not None and not parent.is_alive()
 
 
 def _check(report: Report, ticks: np.ndarray[Any, Any]) -> None:
