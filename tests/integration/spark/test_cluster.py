@@ -173,7 +173,7 @@ def every_pipeline(channels: Path, folder: Path, master: str) -> dict[str, Any]:
     for step, words in steps.items():
         command, on = step.split()[0], () if step == "compact" else ("--master", master)
         said = penstock("pipeline", command, *words, *on, *(() if step == "replay" else ("--json",)))
-        found[step] = [{k: v for k, v in row.items() if k not in ("seconds", "table", "page")} for row in said]
+        found[step] = [{k: v for k, v in row.items() if k not in ("seconds", "table", "page", "store")} for row in said]
     for table in ("raw", "typed", "streamed", "latest"):
         rows = DeltaTable(str(folder / table)).to_pyarrow_table()
         found[f"rows of {table}"] = rows.num_rows
