@@ -1,4 +1,4 @@
-"""Commands for queues: send, recv, compact, gc, repair."""
+"""Commands for queues: send, recv, forget, compact, gc, repair."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
     app.command(epilog='Example: penstock send jobs "resize 7.jpg" "resize 8.jpg"')(send)
     app.command(epilog="Example: penstock recv jobs --name worker --ack --limit 10 --timeout 5 --json")(recv)
+    app.command(epilog="Example: penstock forget jobs worker")(forget)
     app.command(epilog="Example: penstock compact jobs")(compact)
     app.command(epilog="Example: penstock gc jobs")(gc)
     app.command(epilog="Example: penstock repair jobs")(repair)
@@ -99,13 +100,30 @@ def recv(
             raise typer.Exit(PROBLEM)
 
 
-def compact(folder: Folder, json: Json = False) -> None:
-    """Compress the sealed segments of a queue, all but the newest."""
+def forget(
+    folder: Folder,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The receiver that will not come back.")],
+    json: Json = False,
+) -> None:
+    """Remove a named receiver of a queue: nothing is kept for it any more."""
     from penstock.log.filechannel import FileChannel
 
+    with FileChannel.attach(folder) as view:
+        view.forget(name)
+    if json:
+        emit_json({"forgotten": name})
+    else:
+        stderr.print(f"{name} is forgotten", highlight=False)
+
+
+def compact(folder: Folder, json: Json = False) -> None:
+    """Compress the sealed segments of a queue, all but the newest."""
+    from penstock.log.filechannel import FileChannel, FileChannelLog
+
     _require_queue(folder)
+    with FileChannelLog(folder) as log:  # before it is opened, which begins to compress
+        before = log.stat()["bytes"]
     with FileChannel.open(folder, _options("interval", collect=False)) as channel:
-        before = channel.stats().disk_bytes
         channel.compact()
         after = channel.stats().disk_bytes
     if json:

@@ -84,6 +84,20 @@ def test_compact_gc_and_repair(tmp_path: Path, run) -> None:  # type: ignore[no-
     assert len(run("recv", folder, "--timeout", 0).stdout.splitlines()) == 40
 
 
+def test_a_receiver_that_will_not_come_back_is_forgotten(tmp_path: Path, run) -> None:  # type: ignore[no-untyped-def]
+    folder = tmp_path / "jobs"
+    with FileChannel.open(folder, ChannelOptions(sync="none", segment_bytes=1000, compression="none")) as channel:
+        channel.append_many([b"x" * 100] * 100)
+        channel.ack_rx("gone").close()
+    with FileChannel.attach(folder) as view, view.ack_rx("here", "latest"):
+        assert lines(run("gc", folder, "--json")) == [{"removed": 0, "first_position": 0}]
+        assert lines(run("forget", folder, "gone", "--json")) == [{"forgotten": "gone"}]
+        assert lines(run("gc", folder, "--json"))[0]["removed"] == 9
+        assert isinstance(run("forget", folder, "here").exception, LockedError)
+    for wrong in ("gone", "../x"):
+        assert isinstance(run("forget", folder, wrong).exception, OptionsError)
+
+
 def test_wrong_use_and_trouble_are_told_apart(tmp_path: Path, run) -> None:  # type: ignore[no-untyped-def]
     assert isinstance(run("recv", tmp_path / "nothing").exception, OptionsError)
     assert isinstance(run("recv", tmp_path, "--ack").exception, OptionsError)
