@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.batch import Batch
 from penstock.disk import FaultyDisk, PosixDisk
-from penstock.log.xchannel import Reader, Writer, XChannelLog
+from penstock.log.xchannel import Reader, Writer, XChannelLog, ahead
 
 LAW = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 
@@ -31,6 +32,15 @@ steps = st.one_of(
     st.tuples(st.just("sync"), st.just(b"")),
 )
 layouts = st.tuples(st.sampled_from([4096, 8192]), st.sampled_from([0, 8192, 10_000, 20_480]))
+
+
+@pytest.fixture(autouse=True, params=[False, True], ids=["", "files made ready"])
+def made_ready(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Hold every law for files this small with and without their being made ready."""
+    before = ahead.SMALLEST
+    ahead.SMALLEST = 1 if request.param else before  # type: ignore[misc]
+    yield
+    ahead.SMALLEST = before  # type: ignore[misc]
 
 
 @contextmanager

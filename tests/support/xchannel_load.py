@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from penstock.batch import Batch, Spans
-from penstock.log.xchannel import Reader, Writer
+from penstock.log.xchannel import Reader, Writer, ahead
 
 MULTIPLIER = 0x9E3779B97F4A7C15
 MASK = 2**64 - 1
@@ -69,6 +69,8 @@ def numbers_of(batch: Batch) -> np.ndarray:
 def write_until_killed(path: str, seed: int, number: int, ready: Connection) -> None:
     """Append in every way there is, numbers ascending, until someone kills this process."""
     rng = random.Random(seed)
+    if rng.random() < 0.5:
+        ahead.SMALLEST = 1  # type: ignore[misc]  # even files and regions this small are made ready by a thread
     writer = Writer.open(path, region_bytes=4096, roll_bytes=rng.choice((16_384, 30_000)))
     ready.send(None)
     while True:

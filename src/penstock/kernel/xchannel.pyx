@@ -114,6 +114,13 @@ cdef class Cursor:
         self.status = LIMIT
         self.stray = -1
 
+    def detach(self):
+        """Let go of the window; from here on there is nothing to read."""
+        self.window = self.view = None
+        self.base = NULL
+        self.at = self.stop = self.length = 0
+        self.status = LIMIT
+
     def extend(self, Py_ssize_t stop):
         """Allow the walk up to ``stop``: the file has grown."""
         if stop < self.stop or stop > self.length:
@@ -184,6 +191,7 @@ cdef class Cursor:
         cdef int64_t base_position = self.window_position
         cdef const unsigned char *base = self.base
         cdef int found = LIMIT
+        cdef object window = self.window  # keeps the records mapped while the GIL is away
         if limit > positions.shape[0] or limit > timestamps.shape[0] or limit > kinds.shape[0] \
                 or limit > offsets.shape[0] or limit > lengths.shape[0]:
             raise ValueError(f"the arrays are shorter than the limit {limit}")
@@ -218,6 +226,7 @@ cdef class Cursor:
         cdef int64_t file = self.window_position >> 40 << 40  # where the file's own Channel record is
         cdef const unsigned char *base = self.base
         cdef int found = LIMIT
+        cdef object window = self.window  # keeps the records mapped while the GIL is away
         if base is NULL:
             raise ValueError("the cursor is not attached")
         self.parked = True

@@ -22,6 +22,7 @@ class Cursor:
     """A place in a window and the walk from there; see xchannel.pyx."""
 
     def __init__(self) -> None:
+        self.window: Any = None
         self._view: memoryview | None = None
         self.at = self.stop = self.window_position = 0
         self.status, self.stray = LIMIT, -1
@@ -33,6 +34,12 @@ class Cursor:
         self.window, self._view, self.at, self.stop = window, view_of(window), at, stop
         self._region, self._region_end = region, (at // region + 1) * region
         self.window_position, self.status, self.stray = window_position, LIMIT, -1
+
+    def detach(self) -> None:
+        """Let go of the window; from here on there is nothing to read."""
+        self.window = self._view = None
+        self.at = self.stop = 0
+        self.status = LIMIT
 
     def extend(self, stop: int) -> None:
         """Allow the walk up to ``stop``: the file has grown."""
@@ -85,7 +92,8 @@ class Cursor:
 
     def ready(self) -> bool:
         """Step over service records; whether a user record is next, else the reason in status."""
-        while (found := self._look()[0]) < 0:
+        found = LIMIT
+        while self._view is not None and (found := self._look()[0]) < 0:
             if found == -1 - USER:
                 return True
             self._step()
@@ -94,7 +102,9 @@ class Cursor:
 
     def next(self) -> Record | None:
         """Return the next user record, or None with the reason in status."""
-        assert self._view is not None
+        if self._view is None:
+            self.status = LIMIT
+            return None
         while (step := self._step()) is not None:
             kind, message_type, length, timestamp, slot = step
             if kind == USER:

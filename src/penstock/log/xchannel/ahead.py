@@ -1,8 +1,8 @@
-"""The next region of a file, made ready on a second core while the writer fills the present one.
+"""Room made ready on a second core while the writer fills the present region: the next one, or that of the next file.
 
 A file is then one region longer than its records need, for as long as its writer goes on; what was not used is
 cut off when the file is rolled or closed.  A writer that is killed leaves that region behind: zeros after the last
-slot, which readers never reach and the next writer uses.
+slot, which readers never reach and the next writer uses.  The next file is a draft (draft.py) until it is rolled to.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from typing import Any, Final
 
 from penstock.disk.posix import PosixFile
 from penstock.kernel import Mapping
+from penstock.log.xchannel.draft import Draft
 from penstock.log.xchannel.files import ChannelFile
 
 __all__ = ["Ahead"]
 
-SMALLEST_REGION: Final = 256 << 10
-"""A smaller region is made ready by its writer in less time than it takes to ask for it."""
+SMALLEST: Final = 256 << 10
+"""A smaller region or file is made by its writer in less time than it takes to ask for it."""
 
 REGIONS_BEFORE: Final = 2
 """How many regions a writer fills before a thread is worth starting for it."""
@@ -31,23 +32,24 @@ class Ahead:
     def __init__(self) -> None:
         self._worker: Any = None
         self._end: Any = None
-        self._asked: tuple[ChannelFile, int] | None = None
+        self._asked: tuple[ChannelFile | Draft, int] | None = None
         self._crossed = 0
 
-    def ask(self, file: ChannelFile, window: Mapping, start: int, offset: int) -> None:
-        """Have the region at ``offset`` made ready, if that pays and it lies in the window that begins at ``start``."""
+    def pays(self, size: int) -> bool:
+        """Whether a writer that has come to another region should have something of that size made ready."""
         self._crossed += 1
-        within = offset + file.region_bytes <= start + len(window)
-        if self._crossed < REGIONS_BEFORE or not within or file.region_bytes < SMALLEST_REGION:
-            return
-        if not isinstance(file.file, PosixFile):
+        return self._crossed >= REGIONS_BEFORE and size >= SMALLEST
+
+    def ask(self, file: ChannelFile | Draft, window: Mapping, start: int, offset: int) -> None:
+        """Have the region at ``offset`` made ready, if it lies in the window that begins at ``start``."""
+        if offset + file.region_bytes > start + len(window) or not isinstance(file.file, PosixFile):
             return
         if self._worker is None:
             self._begin()
         self._asked = file, offset
         self._worker.ask(file.file.fd, offset, window, offset - start, file.region_bytes)
 
-    def take(self, file: ChannelFile, offset: int) -> int:
+    def take(self, file: ChannelFile | Draft, offset: int) -> int:
         """Return up to where the region at ``offset`` is mapped, ``offset`` if it only exists, -1 if it does not."""
         if self._asked is None or self._asked[0] is not file or self._asked[1] != offset:
             return -1

@@ -26,7 +26,7 @@ from penstock.log.xchannel.format import (
     position_of,
 )
 
-__all__ = ["ChannelFile", "discover", "page_size", "problem_at", "sidecar_prefix"]
+__all__ = ["ChannelFile", "discover", "page_size", "problem_at", "sidecar_prefix", "window_bytes"]
 
 WINDOW_BYTES: Final = 64 << 20
 """How much of a file is mapped at a time: what bounds the memory of a reader or writer."""
@@ -81,6 +81,12 @@ def _look(disk: ReadDisk, base: str, name: str) -> tuple[list[int], bool]:
     return found, vanished
 
 
+def window_bytes(region_bytes: int) -> int:
+    """Return the size of a window over a file: whole regions, and whole pages to map."""
+    unit = math.lcm(region_bytes, page_size)
+    return max(1, WINDOW_BYTES // unit) * unit
+
+
 class ChannelFile:
     """One open file of a channel."""
 
@@ -93,8 +99,7 @@ class ChannelFile:
             file.close()
             raise
         self.region_bytes = self.header.region_bytes
-        unit = math.lcm(self.region_bytes, page_size)
-        self.window_bytes = max(1, WINDOW_BYTES // unit) * unit
+        self.window_bytes = window_bytes(self.region_bytes)
 
     @classmethod
     def open(cls, disk: ReadDisk, base: str, sequence: int) -> ChannelFile:

@@ -66,7 +66,7 @@ def test_files_are_the_same_with_and_without(roll_bytes: int, tmp_path: Path, mo
     (tmp_path / "b").mkdir()
     before = threads()
     ahead = fill(tmp_path / "a" / "chan", roll_bytes)
-    monkeypatch.setattr(module, "SMALLEST_REGION", 1 << 40)
+    monkeypatch.setattr(module, "SMALLEST", 1 << 40)
     plain = fill(tmp_path / "b" / "chan", roll_bytes)
     assert {name: len(data) for name, data in ahead.items()} == {name: len(data) for name, data in plain.items()}
     assert ahead == plain

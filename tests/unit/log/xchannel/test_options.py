@@ -42,7 +42,7 @@ def test_a_refused_option_leaves_no_file(tmp_path: Path) -> None:  # 45
 def test_a_file_that_is_never_rolled_still_ends_where_positions_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.log.xchannel.writer.MAX_FILE_BYTES", 8192)
+    monkeypatch.setattr("penstock.log.xchannel.tip.MAX_FILE_BYTES", 8192)
     path = tmp_path / "chan"
     with Writer.open(path, region_bytes=4096) as writer:
         positions = [writer.append(bytes(3000)) for _ in range(5)]

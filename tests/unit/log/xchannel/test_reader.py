@@ -143,7 +143,15 @@ def test_a_closed_reader_says_so(path: Path) -> None:
         pickle.dumps(reader)
     reader.close()
     reader.close()
-    for use in (reader.try_read, reader.read_batch, lambda: reader.wait(0), lambda: reader.position):
+    for use in (
+        reader.try_read,
+        reader.read_batch,
+        lambda: reader.wait(0),
+        lambda: reader.position,
+        lambda: reader.seek(80),
+        reader.seek_live,
+        reader.skip_damage,
+    ):
         with pytest.raises(ClosedError, match="the reader is closed"):
             use()
     assert "closed" in repr(reader)

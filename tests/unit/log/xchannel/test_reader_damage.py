@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import struct
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from xchannels import payloads, put, taken
 
+from penstock.disk import FaultyDisk, PosixDisk
 from penstock.errors import (
     CorruptionError,
 )
-from penstock.log.xchannel import Reader, Writer
+from penstock.log.xchannel import Reader, Writer, files
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -70,6 +73,53 @@ def test_skip_damage_in_the_last_region_goes_on_in_the_next_file(path: Path) -> 
         assert taken(reader) == b"a"
         assert reader.skip_damage() is not None
         assert payloads(reader) == [b"c"]
+
+
+@pytest.mark.parametrize("operation", ["open", "map"])
+def test_a_file_or_window_that_cannot_be_had_is_an_error_once_and_nothing_is_lost(  # 144
+    operation: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "WINDOW_BYTES", 8192)
+    values = [b"%d " % number * 200 for number in range(100)]
+    with Writer.open(path, region_bytes=4096, roll_bytes=12_000) as writer:
+        writer.append_many(values)
+    disk: Any = FaultyDisk(PosixDisk())
+    found, failures = [], 0
+    with Reader.open(path, disk=disk) as reader:
+        while len(found) < len(values):
+            disk.fail(operation, OSError(errno.ENOMEM, "Cannot allocate memory"))
+            try:
+                record = reader.try_read()
+            except OSError:
+                failures += 1
+                record = reader.try_read()
+            disk._faults.clear()
+            assert record is not None
+            found.append(bytes(record.payload))
+        assert reader.try_read() is None
+    assert found == values
+    assert failures > 2
+
+
+@pytest.mark.parametrize("made", [b"", bytes(4096), b"\1" + bytes(4095)])
+@pytest.mark.parametrize("start", ["first", "live"])
+def test_a_file_that_is_just_being_made_is_no_damage(
+    made: bytes, start: Any, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # 2.0.0 names a file before it fills it: for a moment an empty one, or one without a header, is the newest.
+    Writer.precreate(path, region_bytes=4096)
+    whole = path.read_bytes()
+    path.write_bytes(made)
+    looks = []
+
+    def the_writer_goes_on(seconds: float) -> None:
+        looks.append(seconds)
+        path.write_bytes(whole)
+
+    monkeypatch.setattr(time, "sleep", the_writer_goes_on)
+    with Reader.open(path, start) as reader:
+        assert reader.position == 80
+    assert len(looks) == 1
 
 
 def test_a_moment_between_a_commit_and_the_next_header_is_no_damage(

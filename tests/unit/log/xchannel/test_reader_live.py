@@ -89,33 +89,37 @@ def test_no_live_open_is_ever_stranded(path: Path) -> None:  # 78, 80, 81
     total = 20_000
     Writer.precreate(path, region_bytes=4096)
     done = threading.Event()
+    ends: list[int] = []
 
     def write() -> None:
         with Writer.open(path, roll_bytes=4096, keep_files=3) as writer:
             for number in range(total):
                 writer.append(struct.pack("<Q", number) * 4)
+            ends.append(writer.next_position)
         done.set()
 
     thread = threading.Thread(target=write)
     thread.start()
-    opened = 0
+    opened = met = 0
     while not done.is_set():
         try:
             with Reader.open(path, "live") as reader:
                 opened += 1
                 found: Record | None = None
                 while found is None:
-                    named = reader.position
+                    over, named = done.is_set(), reader.position
                     found = reader.try_read()
-                    if found is None and done.is_set():
-                        found = reader.try_read()
+                    if found is None and over:
+                        assert reader.position == ends[0], "stranded: it waits, and the channel went on elsewhere"
                         break
                 if found is not None and found.position >> 40 == named >> 40:
                     assert found.position == named or found.position % 4096 == 0
+                met += found is not None
         except ExpiredError:
             continue  # retention was faster
     thread.join()
     assert opened
+    assert met
 
 
 # --- A channel that is not the one it was

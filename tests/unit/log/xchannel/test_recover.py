@@ -10,7 +10,7 @@ import pytest
 from penstock.disk import FaultyDisk, PosixDisk
 from penstock.errors import CorruptionError
 from penstock.log.sidecar import Sidecar
-from penstock.log.xchannel import Reader, Writer, XChannelLog
+from penstock.log.xchannel import Reader, Writer, XChannelLog, ahead
 from penstock.log.xchannel.files import sidecar_prefix
 from penstock.log.xchannel.recover import cut_back
 
@@ -110,15 +110,21 @@ def test_a_mark_of_this_boot_cuts_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sync", ["none", "always"])
-@pytest.mark.parametrize("move", ["region", "file"])
-def test_a_writer_that_dies_at_any_step_of_a_move_strands_nobody(move: str, sync: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("move", ["region", "file", "file made ready"])
+def test_a_writer_that_dies_at_any_step_of_a_move_strands_nobody(
+    move: str, sync: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # 115: its life ends at the n-th thing it asks of the disk, for every n
-    steps = 0
+    ready = move == "file made ready"
+    if ready:
+        monkeypatch.setattr(ahead, "SMALLEST", 1)
+        monkeypatch.setattr(ahead, "REGIONS_BEFORE", 1)
+    drafts = steps = 0
     while True:
         folder = tmp_path / str(steps)
         folder.mkdir()
         disk, path = FaultyDisk(PosixDisk()), str(folder / "chan")
-        writer = Writer.open(path, region_bytes=4096, disk=disk, sync=sync)
+        writer = Writer.open(path, region_bytes=4096, roll_bytes=8192 if ready else 0, disk=disk, sync=sync)
         writer.append(b"a" * 3000)
         left = [steps]
 
@@ -134,17 +140,22 @@ def test_a_writer_that_dies_at_any_step_of_a_move_strands_nobody(move: str, sync
             try:
                 if move == "file":
                     writer.roll()
+                if ready:
+                    writer.append(b"-" * 3000)  # in the last region: the next file is made ready
                 writer.append(b"b" * 3000)
             except PowerCut:
                 finished = False
             disk.on_call = None
             writer.forked()
+            drafts += (folder / "chan.penstock-new").exists()
             with Writer.open(path, disk=disk, sync=sync) as again:
+                assert not (folder / "chan.penstock-new").exists()
                 again.append(b"c")
             found = [bytes(record.payload)[:1] for record in attached.records(timeout=0.02)]
+            found = [first for first in found if first != b"-"]
             assert found in ([b"b", b"c"], [b"c"])
             assert found == [b"b", b"c"] or not finished
-            assert [payload[:1] for payload in contents(path, disk)] == [b"a", *found]
+            assert [payload[:1] for payload in contents(path, disk) if payload[:1] != b"-"] == [b"a", *found]
             with XChannelLog(path, disk) as log:
                 assert [str(problem) for problem in log.verify()] == []
             before = {file.name: file.read_bytes() for file in folder.iterdir() if "penstock-" not in file.name}
@@ -152,5 +163,6 @@ def test_a_writer_that_dies_at_any_step_of_a_move_strands_nobody(move: str, sync
             assert before == {f.name: f.read_bytes() for f in folder.iterdir() if "penstock-" not in f.name}
         if finished:
             assert steps >= 1  # it died at least once on the way
+            assert drafts >= 1 or move == "region"  # and once in the middle of making a file
             return
         steps += 1

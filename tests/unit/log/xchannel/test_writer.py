@@ -232,10 +232,33 @@ def test_another_region_size_is_refused_and_changes_nothing(tmp_path: Path) -> N
 
 def test_what_cannot_be_a_channel_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
-    with pytest.raises(OptionsError, match="this is a folder"):
-        Writer.open(tmp_path / "folder")
-    with pytest.raises((OptionsError, FileNotFoundError), match="missing"):
+    for wrong in ("folder", "folder/"):
+        with pytest.raises(OptionsError, match="this is a folder"):
+            Writer.open(f"{tmp_path}/{wrong}")
+    with pytest.raises(OptionsError, match="missing/chan: the folder does not exist"):
         Writer.open(tmp_path / "missing" / "chan")
+    with pytest.raises(OptionsError, match="a channel needs a file name"):
+        Writer.open("")
+    assert [found for found in tmp_path.rglob("*") if found.name != "folder"] == []  # not even a lock
+
+
+def test_a_name_that_is_no_text_is_a_name_all_the_same(tmp_path: Path) -> None:
+    path = os.path.join(tmp_path, os.fsdecode(b"ch\xffn"))
+    with Writer.open(path, region_bytes=4096) as writer:
+        writer.append(b"a")
+        writer.roll()
+        writer.append(b"b")
+    assert contents(path) == [b"a", b"b"]
+
+
+def test_files_are_created_with_the_ordinary_mode(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        with Writer.open(tmp_path / "chan", region_bytes=4096) as writer:
+            writer.roll()
+    finally:
+        os.umask(before)
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("chan", "chan.1")] == [0o640, 0o640]
 
 
 def stale(path: Path, write_position: int, count: int) -> None:
@@ -329,6 +352,21 @@ def test_a_successor_of_another_region_size_refuses_the_open(tmp_path: Path) -> 
     with pytest.raises(CorruptionError, match=r"chan\.1 at byte 40: region_size is 8192, but .*chan has 4096"):
         Writer.open(tmp_path / "chan")
     assert (tmp_path / "chan").read_bytes() == before
+
+
+def test_a_stub_in_the_place_of_the_file_before_is_left_alone(tmp_path: Path) -> None:  # 83
+    path = tmp_path / "chan"
+    with Writer.open(path, region_bytes=4096) as writer:
+        writer.append(b"a")
+        writer.roll()
+        writer.append(b"b")
+    os.truncate(path, 64)
+    before = path.read_bytes()
+    with Writer.open(path) as writer:
+        writer.append(b"c")
+    assert path.read_bytes() == before
+    with Reader.open(path, 1 << 40) as reader:
+        assert [bytes(record.payload) for record in reader.records(timeout=0)] == [b"b", b"c"]
 
 
 def test_an_empty_newest_file_is_refused_and_not_replaced(tmp_path: Path) -> None:  # 119

@@ -1,0 +1,69 @@
+"""Removing the files of a channel: the oldest after a roll, or all of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from penstock.disk import Disk, PosixDisk
+from penstock.disk.posix import folder_of
+from penstock.log.sidecar import Sidecar
+from penstock.log.xchannel.files import discover, sidecar_prefix
+from penstock.log.xchannel.format import file_path
+
+__all__ = ["Retention", "cleanup"]
+
+
+class Retention:
+    """Removes files beyond ``keep``, the newest included; 0 keeps all.  Readers that map them go on undisturbed."""
+
+    def __init__(self, disk: Disk, base: str, keep: int, sequences: list[int]) -> None:
+        self._disk, self._base, self._keep = disk, base, keep
+        self._sequences = sequences
+
+    def rolled(self, sequence: int) -> None:
+        """Note that ``sequence`` is the newest now, and remove what is too old."""
+        self._sequences.extend(range(self._sequences[-1] + 1, sequence + 1))
+        while self._keep and self._sequences[0] <= sequence - self._keep:
+            with contextlib.suppress(FileNotFoundError):
+                self._disk.remove(file_path(self._base, self._sequences[0]))
+            del self._sequences[0]
+
+
+def cleanup(path: str | os.PathLike[str], *, disk: Disk | None = None) -> list[str]:
+    """Remove a channel: its files, holes in their numbers or not, and its sidecars; return their names.
+
+    LockedError while a writer has it open.  Readers that map the files go on and then learn that it is gone.
+
+    >>> import tempfile
+    >>> from penstock.log.xchannel import Writer
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> Writer.precreate(folder.name + "/ticks")
+    >>> len(cleanup(folder.name + "/ticks")), os.listdir(folder.name)
+    (3, [])
+    >>> folder.cleanup()
+    """
+    base, disk = os.fspath(path), disk or PosixDisk()
+    if not _names(disk, base):
+        return []
+    sidecar = Sidecar(disk, sidecar_prefix(base))
+    lock = sidecar.lock()
+    try:
+        names = _names(disk, base)  # as they are now that no writer can roll
+        names.sort(key=(sidecar.prefix + "lock").__eq__)  # the lock goes last
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                disk.remove(name)
+    finally:
+        lock.release()
+    return names
+
+
+def _names(disk: Disk, base: str) -> list[str]:
+    """Return the files of a channel and its sidecars."""
+    start = os.path.basename(sidecar_prefix(base))
+    sidecars = (name for name in disk.list(folder_of(base)) if name.startswith(start))
+    return [
+        *(file_path(base, sequence) for sequence in discover(disk, base)),
+        *(os.path.join(os.path.dirname(base), name) for name in sidecars),
+    ]
