@@ -85,6 +85,59 @@ def state(cursor: Any) -> tuple[int, int, int]:
     return cursor.at, cursor.status, cursor.position
 
 
+def looks(view: memoryview) -> tuple[Any, ...]:
+    """Everything a view says about itself, and what it gives to those who look through it."""
+    return (
+        (view.format, view.itemsize, view.ndim, view.shape, view.strides, view.nbytes, view.readonly, view.contiguous),
+        (view.c_contiguous, view.obj, view.tolist(), view[1:-1].tobytes(), np.frombuffer(view, np.uint8).tobytes()),
+    )
+
+
+@KERNELS
+@given(files())
+def test_taking_agrees_and_asks_whenever_it_does_not_rest(file: tuple[bytes, int]) -> None:
+    found = []
+    for kernel, cursor in zip((xchannel, twin_xchannel), pair(*file), strict=True):
+        asked: list[int] = []
+
+        def move_on(asked: list[int] = asked, cursor: Any = cursor) -> bool:
+            asked.append(cursor.status)
+            return len(asked) % 2 == 1
+
+        taker, taken = kernel.Taker(cursor, move_on), []
+        while (record := taker.take()) is not None:
+            taken.append(record)
+        assert len(asked) == 2  # told to walk on once, and then not
+        assert not cursor.resting()
+        cursor.rest(60_000_000_000)
+        assert cursor.resting() is (cursor.status == twin_xchannel.TAIL)
+        taker.take()
+        assert len(asked) == (2 if cursor.resting() else 4)
+        cursor.attach(file[0], file[1], len(file[0]), REGION, 0)
+        cursor.walk()
+        assert not cursor.resting()  # in a new place it looks around first
+        found.append((taken, asked))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("kernel", [xchannel, twin_xchannel], ids=["native", "twin"])
+def test_a_detached_cursor_has_nothing_to_read(kernel: Any) -> None:
+    data = bytes(4096)
+    cursor = kernel.Cursor()
+    for attach in (False, True):
+        if attach:
+            cursor.attach(data, 0, 4096, REGION, 0)
+            cursor.walk()
+            cursor.rest(60_000_000_000)
+            assert cursor.resting()
+            cursor.detach()
+        assert cursor.next() is None
+        assert not cursor.ready()
+        assert not cursor.resting()
+        assert cursor.status == twin_xchannel.LIMIT
+        assert cursor.window is None
+
+
 @KERNELS
 @given(files())
 def test_next_agrees(file: tuple[bytes, int]) -> None:
@@ -96,6 +149,7 @@ def test_next_agrees(file: tuple[bytes, int]) -> None:
         if one is None:
             assert state(a) == state(b)
             return
+        assert looks(one.payload) == looks(other.payload)
 
 
 @KERNELS

@@ -16,6 +16,7 @@ __all__ = [
     "reason",
     "Mapping",
     "Cursor",
+    "Taker",
     "load_counts",
     "total_bytes",
     "gather_spans",
@@ -59,6 +60,7 @@ except ImportError as exc:
 
 Mapping = maps.Mapping
 Cursor = xchannel.Cursor
+Taker = xchannel.Taker
 load_counts = xchannel.load_counts
 total_bytes = gather.total_bytes
 gather_spans = gather.gather

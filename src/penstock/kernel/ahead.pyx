@@ -1,10 +1,11 @@
 # cython: language_level=3
-"""Room for a growing file, and room made ahead: the next piece gets its blocks and its pages on a thread of its own.
+"""Room for a growing file, and a thread for it: the next piece gets its blocks and its pages before it is needed.
 
 Handing out zeroed pages and mapping them is most of what a mapped log costs; a second core can do it while the writer fills the
-pages it has.  ``run`` is that thread: it never takes the GIL between two pieces, so a busy interpreter does not hold it up.
+pages it has, and take back what the writer has left.  ``run`` is that thread: it never takes the GIL, so a busy interpreter does not
+hold it up.
 
-Only the owner of the file calls ``ask`` and ``settle``, and it settles before it changes the file's size or closes it.
+Only the owner of the file calls ``ask``, ``settle`` and ``tidy``, and it settles before it changes the file's size or closes it.
 """
 from penstock.kernel.maps cimport Mapping
 
@@ -17,6 +18,7 @@ cdef extern from *:
     #include <sys/stat.h>
     #include <unistd.h>
     #ifdef __linux__
+    #include <sys/uio.h>
     #include <sys/vfs.h>
     #define PK_POPULATE_WRITE 23 /* MADV_POPULATE_WRITE, Linux 5.14; changes no byte */
 
@@ -27,12 +29,22 @@ cdef extern from *:
         return found.f_type == 0xEF53 /* ext */ || found.f_type == 0x58465342 /* xfs */ || found.f_type == 0x01021994; /* tmpfs */
     }
 
-    /* The size changes at once: whoever looks at the file meanwhile finds whole pieces. */
+    /* The size changes at once: whoever looks at the file meanwhile finds whole pieces.
+       The same few zeros are written over and over in one long call: they stay in the cache, and the pages come in large folios. */
     static int pk_write_zeros(int fd, long long offset, long long length) {
-        static const unsigned char zeros[1 << 18];
+        enum { RUN = 1 << 16, RUNS = 64 };
+        static unsigned char zeros[RUN];
+        struct iovec runs[RUNS];
         if (ftruncate(fd, offset + length)) return errno;
         while (length > 0) {
-            ssize_t done = pwrite(fd, zeros, length < (long long)sizeof zeros ? (size_t)length : sizeof zeros, offset);
+            long long size = length < RUN * RUNS ? length : RUN * RUNS;
+            int count = 0;
+            ssize_t done;
+            for (; size > 0; size -= RUN, count++) {
+                runs[count].iov_base = zeros;
+                runs[count].iov_len = size < RUN ? (size_t)size : RUN;
+            }
+            done = pwritev(fd, runs, count, offset);
             if (done < 0 && errno == EINTR) continue;
             if (done <= 0) return done ? errno : ENOSPC;
             offset += done;
@@ -56,6 +68,15 @@ cdef extern from *:
         (void)fd; (void)offset; (void)length;
         return ENOSYS;
     #endif
+    }
+
+    static int pk_same_file(int fd) { return fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 0); }
+
+    /* All of it takes long for a large file, and no data is touched: pages that are still wanted come back when they are used. */
+    static void pk_let_go(unsigned char *at, long long length, int file, int removed) {
+        if (madvise(at, (size_t)length, MADV_DONTNEED)) {}
+        if (file >= 0) close(file);
+        if (removed >= 0) close(removed);
     }
 
     /* 0: nothing was changed; 1: the file has the bytes; 2: and their pages are mapped */
@@ -82,6 +103,8 @@ cdef extern from *:
     int pthread_cond_broadcast(pthread_cond_t *changed) nogil
     int pk_give_room(int fd, long long offset, long long length) nogil
     int make_room "pk_make_room"(int fd, long long offset, long long length, unsigned char *at) nogil
+    int same_file "pk_same_file"(int fd) nogil
+    void let_go "pk_let_go"(unsigned char *at, long long length, int file, int removed) nogil
 
 cdef enum:
     IDLE = 0
@@ -104,7 +127,7 @@ def give_room(int fd, long long offset, long long length):
 
 
 cdef class Ahead:
-    """One request at a time: IDLE → ASKED → WORKING → IDLE, and ENDED from anywhere."""
+    """One request at a time: IDLE → ASKED → WORKING → IDLE, and ENDED from anywhere.  Tidying waits until there is none."""
 
     cdef pthread_mutex_t lock
     cdef pthread_cond_t changed
@@ -115,6 +138,12 @@ cdef class Ahead:
     cdef long long length
     cdef unsigned char *at
     cdef Mapping window  # keeps the pages mapped while the thread works on them
+    cdef bint untidy
+    cdef Mapping left    # the same for the window that was left
+    cdef unsigned char *left_at
+    cdef long long left_length
+    cdef int file        # the last descriptors of the file that was left, and of one that has no name; or -1
+    cdef int removed
 
     def __cinit__(self):
         pthread_mutex_init(&self.lock, NULL)
@@ -125,18 +154,25 @@ cdef class Ahead:
         cdef int made
         with nogil:
             pthread_mutex_lock(&self.lock)
-            while self.state != ENDED:
-                if self.state != ASKED:
+            while True:
+                if self.state == ASKED:
+                    self.state = WORKING
+                    pthread_mutex_unlock(&self.lock)
+                    made = make_room(self.fd, self.offset, self.length, self.at)
+                    pthread_mutex_lock(&self.lock)
+                    self.made = made
+                    if self.state == WORKING:
+                        self.state = IDLE
+                    pthread_cond_broadcast(&self.changed)
+                elif self.untidy:
+                    pthread_mutex_unlock(&self.lock)
+                    let_go(self.left_at, self.left_length, self.file, self.removed)
+                    pthread_mutex_lock(&self.lock)
+                    self.untidy = False
+                elif self.state == ENDED:
+                    break
+                else:
                     pthread_cond_wait(&self.changed, &self.lock)
-                    continue
-                self.state = WORKING
-                pthread_mutex_unlock(&self.lock)
-                made = make_room(self.fd, self.offset, self.length, self.at)
-                pthread_mutex_lock(&self.lock)
-                self.made = made
-                if self.state == WORKING:
-                    self.state = IDLE
-                pthread_cond_broadcast(&self.changed)
             pthread_mutex_unlock(&self.lock)
 
     def ask(self, int fd, long long offset, Mapping window not None, Py_ssize_t start, Py_ssize_t length):
@@ -151,6 +187,23 @@ cdef class Ahead:
             self.window, self.at = window, window.base + start
             self.made = 0
             self.state = ASKED
+        if not self.untidy:
+            self.left = None
+        with nogil:
+            pthread_cond_broadcast(&self.changed)
+            pthread_mutex_unlock(&self.lock)
+
+    def tidy(self, Mapping window not None, int file=-1, int removed=-1):
+        """Let the thread give back the pages of a window that was left, and be the last to close those two files.
+
+        The caller closes its own descriptors at once.  While the thread is at an earlier window nothing is taken over.
+        """
+        with nogil:
+            pthread_mutex_lock(&self.lock)
+        if not self.untidy and self.state != ENDED:
+            self.left, self.left_at, self.left_length = window, window.base, window.length
+            self.file, self.removed = same_file(file), same_file(removed)
+            self.untidy = True
         with nogil:
             pthread_cond_broadcast(&self.changed)
             pthread_mutex_unlock(&self.lock)

@@ -23,6 +23,13 @@ cdef extern from "time.h" nogil:
     int clock_gettime(int clock, timespec *now)
     int CLOCK_MONOTONIC
 
+
+cdef inline int64_t monotonic_ns() noexcept nogil:
+    cdef timespec now
+    clock_gettime(CLOCK_MONOTONIC, &now)
+    return <int64_t>now.tv_sec * 1000000000 + now.tv_nsec
+
+
 # Why a walk stopped: the same numbers as in twin/xchannel.py, with their meaning in format.Stop.
 cdef enum:
     LIMIT = 0
@@ -90,6 +97,7 @@ cdef class Cursor:
     cdef readonly int64_t window_position
     cdef readonly int status
     cdef readonly Py_ssize_t stray
+    cdef int64_t rests_until
     cdef bint parked
 
     def attach(
@@ -113,6 +121,7 @@ cdef class Cursor:
         self.window_position = window_position
         self.status = LIMIT
         self.stray = -1
+        self.rests_until = 0
 
     def detach(self):
         """Let go of the window; from here on there is nothing to read."""
@@ -150,8 +159,22 @@ cdef class Cursor:
             if after >= self.region_end:
                 self.region_end += self.region
 
+    def rest(self, int64_t nanoseconds):
+        """Find nothing more to do at the tail for that long, or until it is attached elsewhere."""
+        self.rests_until = monotonic_ns() + nanoseconds
+
+    def resting(self):
+        """Whether it stopped at the tail and there is nothing to do but wait."""
+        return self.rests()
+
+    cdef inline bint rests(self) noexcept:
+        return self.status == TAIL and monotonic_ns() < self.rests_until
+
     def next(self):
         """Return the next user record, or None with the reason in status."""
+        return self.advance()
+
+    cdef object advance(self):
         cdef Py_ssize_t after = 0, at
         cdef int found
         if self.parked or self.base is NULL:
@@ -172,8 +195,16 @@ cdef class Cursor:
             self.window_position + at,
             get64(self.base + at + 8),
             get16(self.base + at + 2),
-            self.view[at + HEADER : at + HEADER + <Py_ssize_t>get32(self.base + at + 4)],
+            self.part(at + HEADER, get32(self.base + at + 4)),
         )
+
+    cdef inline object part(self, Py_ssize_t at, Py_ssize_t length):
+        """Return view[at : at + length]: what slicing does, without a slice and two numbers, which cost more than the view."""
+        cdef object view = PyMemoryView_FromObject(self.view)
+        cdef Py_buffer *bytes_of = PyMemoryView_GET_BUFFER(view)  # the new view's own
+        bytes_of.buf = <void *>(self.base + at)
+        bytes_of.len = bytes_of.shape[0] = length
+        return view
 
     def scan(
         self,
@@ -253,7 +284,6 @@ cdef class Cursor:
 
     def spin(self, int64_t nanoseconds):
         """Look at the slot until it changes or the time is over; other threads run meanwhile."""
-        cdef timespec now
         cdef int64_t deadline
         cdef const unsigned char *slot
         cdef int turn
@@ -263,8 +293,7 @@ cdef class Cursor:
             return False
         slot = self.base + self.at
         with nogil:
-            clock_gettime(CLOCK_MONOTONIC, &now)
-            deadline = <int64_t>now.tv_sec * 1000000000 + now.tv_nsec + nanoseconds
+            deadline = monotonic_ns() + nanoseconds
             while not ready:
                 for turn in range(64):
                     if load_acquire(slot):
@@ -272,10 +301,31 @@ cdef class Cursor:
                         break
                     pause()
                 else:
-                    clock_gettime(CLOCK_MONOTONIC, &now)
-                    if <int64_t>now.tv_sec * 1000000000 + now.tv_nsec >= deadline:
+                    if monotonic_ns() >= deadline:
                         break
         return ready
+
+
+cdef class Taker:
+    """Takes one record after another, and asks ``move_on`` whenever its cursor stops and does not rest.
+
+    Not part of the cursor: ``move_on`` knows that one, and the two would keep each other alive.
+    """
+
+    cdef Cursor cursor
+    cdef object move_on
+
+    def __cinit__(self, Cursor cursor not None, move_on):
+        self.cursor = cursor
+        self.move_on = move_on
+
+    def take(self):
+        """Return the next record, or None when there is none yet."""
+        cdef object record
+        while True:
+            record = self.cursor.advance()
+            if record is not None or self.cursor.rests() or not self.move_on():
+                return record
 
 
 def load_counts(Mapping head not None):

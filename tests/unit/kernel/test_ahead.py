@@ -7,7 +7,8 @@ import os
 import resource
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,83 @@ def test_a_request_outside_its_window_is_refused(tmp_path: Path, ahead: Ahead) -
         for bad, start, length in ((window, 4096, PIECE), (window, -1, 1), (window, 0, 0), (reading, 0, PIECE)):
             with pytest.raises(ValueError, match="cannot make room"):
                 ahead.ask(file.fileno(), PIECE, bad, start, length)
+
+
+def descriptors(path: Path) -> int:
+    """How many descriptors of this process lead to a file, whether it still has its name or not."""
+    found = 0
+    for entry in os.scandir("/proc/self/fd"):
+        try:
+            found += os.readlink(entry.path).removesuffix(" (deleted)") == str(path)
+        except FileNotFoundError:
+            pass
+    return found
+
+
+def resident(path: Path) -> int:
+    """How many KiB of a file this process has mapped."""
+    lines, size = Path("/proc/self/smaps").read_text().splitlines(), 0
+    for number, line in enumerate(lines):
+        if line.removesuffix(" (deleted)").endswith(str(path)):
+            size += next(int(field.split()[1]) for field in lines[number:] if field.startswith("Rss:"))
+    return size
+
+
+def eventually(what: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 30
+    while not what():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.001)
+    return True
+
+
+def test_what_was_left_is_given_back_and_no_byte_is_lost(tmp_path: Path, ahead: Ahead) -> None:
+    path, gone = tmp_path / "file", tmp_path / "gone"
+    gone.touch()
+    with path.open("w+b") as file, gone.open("rb") as removed:
+        assert give_room(file.fileno(), 0, PIECE) == 0
+        window = Mapping(file.fileno(), 0, PIECE, True)
+        view = memoryview(window)
+        view[:] = b"x" * PIECE
+        assert resident(path) == PIECE >> 10
+        gone.unlink()
+        ahead.tidy(window, file.fileno(), removed.fileno())
+    assert eventually(lambda: descriptors(path) == descriptors(gone) == 0)
+    assert eventually(lambda: resident(path) == 0)
+    assert bytes(view) == b"x" * PIECE == path.read_bytes()
+    view[5] = 7  # it comes back when it is used
+    assert path.read_bytes()[5] == 7
+
+
+def test_one_is_taken_over_at_a_time_and_none_after_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with path.open("w+b") as file:
+        file.truncate(PIECE)
+        ahead, window = Ahead(), Mapping(file.fileno(), 0, PIECE, True)
+        for _ in range(3):
+            ahead.tidy(window, file.fileno(), file.fileno())  # nobody is there to do it yet
+            assert descriptors(path) == 3
+        ahead.end()
+        ahead.run()  # what was taken over is still done
+        assert descriptors(path) == 1
+        ahead.tidy(window, file.fileno())
+        assert descriptors(path) == 1
+
+
+def test_room_comes_before_tidying(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with path.open("w+b") as file:
+        ahead, window = Ahead(), Mapping(file.fileno(), 0, PIECE, True)
+        ahead.tidy(window)
+        ahead.ask(file.fileno(), 0, window, 0, PIECE)
+        thread = threading.Thread(target=ahead.run)
+        thread.start()
+        assert eventually(lambda: os.fstat(file.fileno()).st_size == PIECE)
+        assert ahead.settle() == 2
+        ahead.end()
+        thread.join(30)
+        assert not thread.is_alive()
 
 
 def test_after_its_end_it_does_nothing(tmp_path: Path) -> None:

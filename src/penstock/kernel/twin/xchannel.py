@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,7 +26,7 @@ class Cursor:
     def __init__(self) -> None:
         self.window: Any = None
         self._view: memoryview | None = None
-        self.at = self.stop = self.window_position = 0
+        self.at = self.stop = self.window_position = self._rests_until = 0
         self.status, self.stray = LIMIT, -1
 
     def attach(self, window: Any, at: int, stop: int, region: int, window_position: int) -> None:
@@ -34,6 +36,7 @@ class Cursor:
         self.window, self._view, self.at, self.stop = window, view_of(window), at, stop
         self._region, self._region_end = region, (at // region + 1) * region
         self.window_position, self.status, self.stray = window_position, LIMIT, -1
+        self._rests_until = 0
 
     def detach(self) -> None:
         """Let go of the window; from here on there is nothing to read."""
@@ -100,6 +103,14 @@ class Cursor:
         self.status = found
         return False
 
+    def rest(self, nanoseconds: int) -> None:
+        """Find nothing more to do at the tail for that long, or until it is attached elsewhere."""
+        self._rests_until = time.monotonic_ns() + nanoseconds
+
+    def resting(self) -> bool:
+        """Whether it stopped at the tail and there is nothing to do but wait."""
+        return self.status == TAIL and time.monotonic_ns() < self._rests_until
+
     def next(self) -> Record | None:
         """Return the next user record, or None with the reason in status."""
         if self._view is None:
@@ -147,6 +158,20 @@ class Cursor:
     def spin(self, nanoseconds: int) -> bool:
         """Sealed files do not change."""
         return nanoseconds < 0
+
+
+class Taker:
+    """Takes one record after another; see xchannel.pyx."""
+
+    def __init__(self, cursor: Cursor, move_on: Callable[[], bool]) -> None:
+        self._cursor, self._move_on = cursor, move_on
+
+    def take(self) -> Record | None:
+        """Return the next record, or None when there is none yet."""
+        while True:
+            record = self._cursor.next()
+            if record is not None or self._cursor.resting() or not self._move_on():
+                return record
 
 
 def load_counts(head: Any) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 A file is then one region longer than its records need, for as long as its writer goes on; what was not used is
 cut off when the file is rolled or closed.  A writer that is killed leaves that region behind: zeros after the last
 slot, which readers never reach and the next writer uses.  The next file is a draft (draft.py) until it is rolled to.
+What a roll leaves behind, mapped pages and files that are too old, is cleared away on the same core.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import threading
 import weakref
 from typing import Any, Final
 
+from penstock.disk import ReadFile
 from penstock.disk.posix import PosixFile
 from penstock.kernel import Mapping
 from penstock.log.xchannel.draft import Draft
@@ -65,6 +67,13 @@ class Ahead:
         if self._worker.settle():
             with contextlib.suppress(OSError):
                 file.file.truncate(offset)  # type: ignore[attr-defined]  # a PosixFile opened by modify
+
+    def tidy(self, window: Mapping, *files: ReadFile) -> None:
+        """Close files that were left or removed; a thread that is there gives back what they and the window hold."""
+        if self._worker is not None:
+            self._worker.tidy(window, *(file.fd for file in files if isinstance(file, PosixFile)))
+        for file in files:
+            file.close()
 
     def close(self) -> None:
         """Let the thread go."""

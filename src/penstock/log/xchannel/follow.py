@@ -14,19 +14,10 @@ from penstock.log.xchannel.format import FIRST_SLOT, Stop, file_path, position_o
 from penstock.log.xchannel.place import Place
 from penstock.types import Problem
 
-__all__ = ["move_on", "rests", "skip_damage"]
+__all__ = ["move_on", "skip_damage"]
 
-CHECK_SECONDS: Final = 0.005  # how often a waiting reader looks beyond its slot
+CHECK_NANOSECONDS: Final = 5_000_000  # how often a waiting reader looks beyond its slot
 SECOND_LOOK_SECONDS: Final = 0.001
-TAIL: Final = int(Stop.TAIL)  # compared at every poll: a plain number is faster
-
-
-def rests(place: Place) -> bool:
-    """Whether there is nothing to do but wait: at the tail, and having looked around a moment ago.
-
-    What makes polling cheap: it asks for no lock and decides from what only this reader writes.
-    """
-    return place.cursor.status == TAIL and time.monotonic() - place.looked < CHECK_SECONDS
 
 
 def move_on(place: Place) -> bool:
@@ -94,11 +85,13 @@ def _look_twice(place: Place, file: ChannelFile, stop: Stop) -> bool:
 
 
 def _look_around(place: Place, file: ChannelFile) -> bool:
-    """At the tail: now and then, see whether the file is still the one to wait at."""
-    now = time.monotonic()
-    if now - place.looked < CHECK_SECONDS:
+    """At the tail: now and then, see whether the file is still the one to wait at.
+
+    In between the cursor rests, which makes polling cheap: it asks for no lock and knows all it takes to decide.
+    """
+    if place.cursor.resting():
         return False
-    place.looked = now
+    place.cursor.rest(CHECK_NANOSECONDS)
     if file.size % file.region_bytes:
         raise problem_at(file, place.offset, Stop.LIMIT)
     if _missed_roll(place, file):

@@ -41,7 +41,6 @@ class Place:
         identity = self.sidecar.identity()
         self.log_id = None if identity is None else identity.log_id
         self.bound: int | None = None  # the durable mark of an earlier boot: what lies behind it will be cut
-        self.looked = 0.0  # when it last looked beyond its slot, 0 in a place it has just entered
         self.dead = ""
         self._file: ChannelFile | None = None
 
@@ -129,7 +128,7 @@ class Place:
         file.attach(self.cursor, offset, bound)
         if self._file is not None and self._file is not file:
             self._file.close()
-        self._file, self.looked = file, 0.0
+        self._file = file
 
     def _open(self, sequence: int) -> ChannelFile:
         """Open a file that may have been named a moment ago."""

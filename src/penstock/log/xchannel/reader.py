@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from types import TracebackType
 from typing import Final, Literal, Self
 
 from penstock.batch import Batch
 from penstock.disk import Backoff, Handle, PosixDisk, ReadDisk
 from penstock.errors import OptionsError, Timeout
+from penstock.kernel import Taker
 from penstock.log import aio
 from penstock.log.options import DEFAULT_LIMIT
 from penstock.log.xchannel.files import discover
-from penstock.log.xchannel.follow import move_on, rests, skip_damage
+from penstock.log.xchannel.follow import move_on, skip_damage
 from penstock.log.xchannel.format import split_position
 from penstock.log.xchannel.place import Place
 from penstock.log.xchannel.rows import Rows
@@ -55,6 +57,8 @@ class Reader(Handle):
         self._place = Place(base, disk)
         self._cursor = self._place.cursor
         self._rows = Rows()
+        self._taker = Taker(self._cursor, partial(move_on, self._place))
+        self.try_read = self._taker.take  # type: ignore[method-assign]  # nothing in between
         super().__init__()
 
     @classmethod
@@ -86,10 +90,7 @@ class Reader(Handle):
 
     def try_read(self) -> Record | None:
         """Return the next record, or None when there is none yet."""
-        record = self._cursor.next()
-        while record is None and not rests(self._place) and move_on(self._place):
-            record = self._cursor.next()
-        return record
+        return self._taker.take()
 
     def read(self, timeout: float | None = None) -> Record:
         """Return the next record, waiting for it; Timeout when it takes longer than ``timeout`` seconds."""
@@ -205,6 +206,6 @@ class Reader(Handle):
     def _ready(self) -> bool:
         """Whether a read would return something."""
         while not self._cursor.ready():
-            if rests(self._place) or not move_on(self._place):
+            if self._cursor.resting() or not move_on(self._place):
                 return False
         return True

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 
-from penstock.disk import Disk, PosixDisk
+from penstock.disk import Disk, PosixDisk, ReadFile
 from penstock.disk.posix import folder_of
 from penstock.log.sidecar import Sidecar
 from penstock.log.xchannel.files import discover, sidecar_prefix
 from penstock.log.xchannel.format import file_path
 
 __all__ = ["Retention", "cleanup"]
+
+logger = logging.getLogger(__name__)
 
 
 class Retention:
@@ -21,13 +24,25 @@ class Retention:
         self._disk, self._base, self._keep = disk, base, keep
         self._sequences = sequences
 
-    def rolled(self, sequence: int) -> None:
-        """Note that ``sequence`` is the newest now, and remove what is too old."""
+    def rolled(self, sequence: int) -> list[ReadFile]:
+        """Note that ``sequence`` is the newest now, and remove what is too old; return the last of that, still open.
+
+        Its name is gone then, but its room is not: freeing that takes long, and whoever closes the file last waits.
+        """
         self._sequences.extend(range(self._sequences[-1] + 1, sequence + 1))
+        removed: list[ReadFile] = []
         while self._keep and self._sequences[0] <= sequence - self._keep:
-            with contextlib.suppress(FileNotFoundError):
-                self._disk.remove(file_path(self._base, self._sequences[0]))
-            del self._sequences[0]
+            path = file_path(self._base, self._sequences.pop(0))
+            try:
+                removed.append(self._disk.open(path))
+                self._disk.remove(path)
+            except FileNotFoundError:
+                pass
+            except OSError as exc:
+                logger.warning("%s: cannot be removed, though %d files are enough: %s", path, self._keep, exc)
+        for file in removed[:-1]:
+            file.close()
+        return removed[-1:]
 
 
 def cleanup(path: str | os.PathLike[str], *, disk: Disk | None = None) -> list[str]:

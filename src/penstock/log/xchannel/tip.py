@@ -168,7 +168,10 @@ class Tip:
         kernel.xchannelwrite.install_header(window, offset - start)
         place = self._place(file, offset, window)
         self.appender.commit_skip()
+        left = self._window
         self._attach(place, mapped)
+        if not same:
+            self._ahead.tidy(left)
         self._look_ahead()
 
     def _place(self, file: ChannelFile, offset: int, window: Mapping | None = None) -> _Place:
@@ -213,9 +216,9 @@ class Tip:
         self.appender.commit_roll(time.time_ns())
         self._ahead.give_back(self.file)
         old, self.file = self.file, successor
+        left = self._window
         self._attach(place, mapped)
-        old.close()
-        self._retention.rolled(successor.sequence)
+        self._ahead.tidy(left, old.file, *self._retention.rolled(successor.sequence))
         self._look_ahead()
 
     def _successor(self) -> tuple[ChannelFile, int, Mapping | None, int]:

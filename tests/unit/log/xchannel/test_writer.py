@@ -18,7 +18,7 @@ import pytest
 from penstock.batch import Batch
 from penstock.disk import FaultyDisk, MemoryDisk, PosixDisk
 from penstock.errors import ClosedError, CorruptionError, LockedError, OptionsError, ReadOnlyError
-from penstock.log.xchannel import Reader, Writer, XChannelLog, cleanup
+from penstock.log.xchannel import Reader, Writer, XChannelLog
 
 
 def contents(path: Any, **options: Any) -> list[bytes]:
@@ -392,15 +392,6 @@ def test_a_roll_by_hand_begins_the_next_file(tmp_path: Path) -> None:  # 2, 27
     assert contents(path) == [b"one", b"two", b"three"]
 
 
-def test_keep_files_leaves_the_newest(tmp_path: Path) -> None:  # 26
-    with Writer.open(tmp_path / "chan", region_bytes=4096, keep_files=2) as writer:
-        for number in range(5):
-            writer.append(b"%d" % number)
-            writer.roll()
-    assert names(tmp_path) == ["chan.4", "chan.5"]
-    assert contents(tmp_path / "chan") == [b"4"]
-
-
 def test_a_roll_that_cannot_be_done_leaves_the_writer_where_it_is(tmp_path: Path) -> None:
     path = tmp_path / "chan"
     with Writer.open(path, region_bytes=4096) as writer:
@@ -447,23 +438,6 @@ def test_precreate_leaves_a_channel_for_its_writer_and_readers(tmp_path: Path) -
         assert reader.try_read() is None
         writer.append(b"x")
         assert bytes(reader.read(timeout=1).payload) == b"x"
-
-
-def test_cleanup_removes_the_channel_and_nothing_else(tmp_path: Path) -> None:  # 52
-    path = tmp_path / "chan"
-    with Writer.open(path, region_bytes=4096, sync="always") as writer:
-        for _ in range(3):
-            writer.append(b"x")
-            writer.roll()
-        with pytest.raises(LockedError):
-            cleanup(path)
-    (tmp_path / "chan.1").unlink()  # a hole
-    for other in ("chan.old", "chan.01", "chanx", "chanx.1"):
-        (tmp_path / other).touch()
-    removed = cleanup(path)
-    assert {os.path.basename(name) for name in removed} >= {"chan", "chan.2", "chan.3", "chan.penstock-id"}
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["chan.01", "chan.old", "chanx", "chanx.1"]
-    assert cleanup(path) == []
 
 
 # --- Durability
