@@ -5,10 +5,12 @@ Numbers in comments are those of the original's own suites (facts 6).
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import shutil
 import struct
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -155,6 +157,26 @@ def test_a_closed_reader_says_so(path: Path) -> None:
         with pytest.raises(ClosedError, match="the reader is closed"):
             use()
     assert "closed" in repr(reader)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+def test_a_reader_that_nobody_closed_lets_go_at_once(path: Path) -> None:
+    def descriptors() -> int:
+        return sum(os.path.realpath(entry.path) == str(path) for entry in os.scandir("/proc/self/fd"))
+
+    Writer.precreate(path)
+    gc.disable()  # no garbage collector should have to find it
+    try:
+        reader = Reader.open(path)
+        take = reader.try_read
+        assert take() is None
+        del reader
+        assert take() is None  # as long as someone can read, it can be read
+        assert descriptors() == 1
+        del take
+        assert descriptors() == 0
+    finally:
+        gc.enable()
 
 
 @pytest.mark.filterwarnings("ignore:This process")
