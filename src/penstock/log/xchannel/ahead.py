@@ -48,6 +48,8 @@ class Ahead:
             return
         if self._worker is None:
             self._begin()
+        if self._worker is None:
+            return
         self._asked = file, offset
         self._worker.ask(file.file.fd, offset, window, offset - start, file.region_bytes)
 
@@ -90,6 +92,10 @@ class Ahead:
     def _begin(self) -> None:
         from penstock.kernel.ahead import Ahead as Worker
 
-        self._worker = Worker()
-        threading.Thread(target=self._worker.run, name="penstock-ahead", daemon=True).start()
-        self._end = weakref.finalize(self, self._worker.end)  # also when nobody closes the writer
+        worker = Worker()
+        try:
+            threading.Thread(target=worker.run, name="penstock-ahead", daemon=True).start()
+        except RuntimeError:  # no more threads, or the interpreter is on its way out: the writer does it all
+            return
+        self._worker = worker
+        self._end = weakref.finalize(self, worker.end)  # also when nobody closes the writer

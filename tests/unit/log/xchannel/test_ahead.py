@@ -121,6 +121,20 @@ def test_small_regions_and_short_writers_start_no_thread(tmp_path: Path) -> None
         assert all(thread in before for thread in threads())
 
 
+def test_a_writer_that_can_have_no_thread_does_it_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # 97
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    path = tmp_path / "chan"
+    with Writer.open(path, region_bytes=REGION, roll_bytes=3 * REGION, keep_files=2) as writer:
+        for _ in range(12):
+            writer.append(bytes(REGION - 200))
+    with Reader.open(path) as reader:
+        assert sum(1 for _ in reader.records(timeout=0)) == 6
+    assert sorted(file.name for file in tmp_path.iterdir() if "penstock-" not in file.name) == ["chan.2", "chan.3"]
+
+
 def test_a_writer_that_nobody_closed_leaves_no_thread(tmp_path: Path) -> None:
     before = threads()
     writer = Writer.open(tmp_path / "chan", region_bytes=REGION)
