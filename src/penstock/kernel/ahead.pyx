@@ -18,7 +18,6 @@ cdef extern from *:
     #include <sys/stat.h>
     #include <unistd.h>
     #ifdef __linux__
-    #include <sys/uio.h>
     #include <sys/vfs.h>
     #define PK_POPULATE_WRITE 23 /* MADV_POPULATE_WRITE, Linux 5.14; changes no byte */
 
@@ -29,22 +28,12 @@ cdef extern from *:
         return found.f_type == 0xEF53 /* ext */ || found.f_type == 0x58465342 /* xfs */ || found.f_type == 0x01021994; /* tmpfs */
     }
 
-    /* The size changes at once: whoever looks at the file meanwhile finds whole pieces.
-       The same few zeros are written over and over in one long call: they stay in the cache, and the pages come in large folios. */
+    /* The size changes at once: whoever looks at the file meanwhile finds whole pieces. */
     static int pk_write_zeros(int fd, long long offset, long long length) {
-        enum { RUN = 1 << 16, RUNS = 64 };
-        static unsigned char zeros[RUN];
-        struct iovec runs[RUNS];
+        static const unsigned char zeros[1 << 18];
         if (ftruncate(fd, offset + length)) return errno;
         while (length > 0) {
-            long long size = length < RUN * RUNS ? length : RUN * RUNS;
-            int count = 0;
-            ssize_t done;
-            for (; size > 0; size -= RUN, count++) {
-                runs[count].iov_base = zeros;
-                runs[count].iov_len = size < RUN ? (size_t)size : RUN;
-            }
-            done = pwritev(fd, runs, count, offset);
+            ssize_t done = pwrite(fd, zeros, length < (long long)sizeof zeros ? (size_t)length : sizeof zeros, offset);
             if (done < 0 && errno == EINTR) continue;
             if (done <= 0) return done ? errno : ENOSPC;
             offset += done;
