@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import weakref
 from types import TracebackType
 from typing import NoReturn, Self
 
 __all__ = ["Handle", "ClosingHandle"]
+
+logger = logging.getLogger(__name__)
 
 _open: weakref.WeakSet[Handle] = weakref.WeakSet()
 
@@ -60,7 +63,10 @@ class ClosingHandle(Handle):
 
 def _after_fork() -> None:
     for handle in list(_open):
-        handle.forked()
+        try:
+            handle.forked()
+        except Exception:  # one that fails must not leave the others open
+            logger.exception("%r could not be closed in the child of a fork", handle)
 
 
 os.register_at_fork(after_in_child=_after_fork)

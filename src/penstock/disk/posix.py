@@ -154,24 +154,8 @@ class PosixFile:
             os.close(fd)
 
 
-class PosixLock:
-    """flock on a file of its own: released when its process ends, however it ends."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-
-    def release(self) -> None:
-        """Let someone else have it.  The file stays."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
-
-    def __del__(self) -> None:
-        self.release()
-
-
 class PosixLatch:
-    """The same flock on a descriptor that stays open: a tenth of the cost of opening the file for each time."""
+    """flock on a file of its own whose descriptor stays open: a tenth of the cost of opening it for each time."""
 
     def __init__(self, path: str) -> None:
         self._path, self._fd = path, -1
@@ -202,6 +186,17 @@ class PosixLatch:
 
     def __del__(self) -> None:
         self.close()
+
+
+class PosixLock:
+    """A lock that was taken: released when its process ends, however it ends."""
+
+    def __init__(self, latch: PosixLatch) -> None:
+        self._latch = latch
+
+    def release(self) -> None:
+        """Let someone else have it.  The file stays."""
+        self._latch.close()
 
 
 class PosixDisk:
@@ -285,16 +280,11 @@ class PosixDisk:
 
     def lock(self, path: str) -> PosixLock:
         """Take the lock file at ``path``."""
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(fd)
-            raise LockedError(f"{path}: another process or handle holds this lock") from None
-        except BaseException:
-            os.close(fd)
-            raise
-        return PosixLock(fd)
+        latch = PosixLatch(path)
+        if not latch.take():
+            latch.close()
+            raise LockedError(f"{path}: another process or handle holds this lock")
+        return PosixLock(latch)
 
     def latch(self, path: str) -> PosixLatch:
         """Return the same lock for who takes it often."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["Progress", "Summary", "follow", "load"]
 
 POLL_SECONDS = 0.1
+PYTHON_ERROR = re.compile(r"(?!java\.|org\.|pyspark\.)[\w.]+(Error|Exception)\b: ")
+"""The line of a traceback that says what happened."""
 
 
 class Summary(msgspec.Struct):
@@ -107,11 +110,14 @@ def error_of(text: str) -> PenstockError:
 
     >>> error_of("Job aborted\nTraceback …\n  File x\npenstock.errors.OptionsError: no path\n\tat org.x")
     OptionsError('no path')
+    >>> error_of("Failed\nTraceback (most recent call last):\n  File x\nModuleNotFoundError: No module named 'x'\n")
+    PenstockError("ModuleNotFoundError: No module named 'x'")
     """
     lines = [line.strip() for line in text.splitlines()]
     raised = [line for line in lines if line.startswith("penstock.errors.")]
     if not raised:
-        return PenstockError(next(filter(None, lines), text))
+        python = [line for line in lines if PYTHON_ERROR.match(line)] if "Traceback (most" in text else []
+        return PenstockError(python[-1] if python else next(filter(None, lines), text))
     name, _, said = raised[-1].removeprefix("penstock.errors.").partition(": ")
     return OptionsError(said) if name == "OptionsError" else PenstockError(f"{name}: {said}")
 
