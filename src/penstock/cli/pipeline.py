@@ -56,7 +56,10 @@ def ingest(
     memory: Memory = "2g",
     json: Json = False,
 ) -> None:
-    """Copy channels into a table of the lake, each record once; run it again to go on."""
+    """Copy channels into a table of the lake, each record once.
+
+    Run it again to go on.
+    """
     from penstock.spark.pipelines.ingest import ingest as run
 
     with on_spark("ingesting", master, cores, memory) as (spark, shown):
@@ -87,7 +90,10 @@ def decode(
     memory: Memory = "2g",
     json: Json = False,
 ) -> None:
-    """Decode payloads into a table, and those that do not decode into a table of errors."""
+    """Decode payloads into a table.
+
+    Those that do not decode go into a table of errors.
+    """
     from penstock.spark.pipelines.decode import decode as run
 
     if content == "json" and schema is None:
@@ -124,7 +130,10 @@ def aggregate(
     memory: Memory = "2g",
     json: Json = False,
 ) -> None:
-    """Count records and bytes by time and key: all there are, or with a watermark as they come."""
+    """Count records and bytes by time and key.
+
+    All there are, or with a watermark as they come.
+    """
     from penstock.spark import lake
     from penstock.spark.pipelines.aggregate import aggregate as aggregated
     from penstock.spark.pipelines.aggregate import aggregate_stream
@@ -173,7 +182,10 @@ def fold(
     memory: Memory = "2g",
     json: Json = False,
 ) -> None:
-    """Keep the latest value of each key, deletes and expiry included, in a store or a table."""
+    """Keep the latest value of each key in a store or a table.
+
+    Deletes and expiry are followed.
+    """
     from penstock.spark import lake
     from penstock.spark.pipelines.fold import fold as folded
     from penstock.spark.pipelines.fold import fold_into
@@ -212,7 +224,10 @@ def audit(
     memory: Memory = "2g",
     json: Json = False,
 ) -> None:
-    """Read logs again and check them, and a table or a fold made from them; exit code 1 if something is wrong."""
+    """Check logs, and a table or a fold made from them.
+
+    Everything is read again; the exit code is 1 if something is wrong.
+    """
     from penstock.spark import lake
     from penstock.spark.pipelines.audit import audit as compared
     from penstock.spark.pipelines.audit import audit_fold, audit_logs
@@ -241,7 +256,10 @@ def replay(
     cores: Cores = None,
     memory: Memory = "2g",
 ) -> None:
-    """Append records of a table, or of channels, to a log again, oldest first."""
+    """Append records of a table or of channels to a log again.
+
+    Oldest first.
+    """
     from penstock.spark.pipelines.replay import replay as run
     from penstock.spark.pipelines.run import load
 
@@ -262,7 +280,7 @@ def compact(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Rewrite the small files of a table as large ones, and delete what is too old."""
+    """Join the small files of a table; delete what is too old."""
     from penstock.spark.pipelines.compact import compact as run
 
     with progress_bar("compacting") as bar:
@@ -289,7 +307,10 @@ def report(
     memory: Memory = "2g",
     json: Json = False,
 ) -> None:
-    """Say of each channel how much it holds, from when to when; as a page also rates, sizes, lag, gaps and keys."""
+    """Say of each channel how much it holds, from when to when.
+
+    As a page also rates, sizes, lag, gaps and keys.
+    """
     from penstock.spark.pipelines.report import report as told
     from penstock.spark.pipelines.report import write_report
     from penstock.spark.pipelines.run import load

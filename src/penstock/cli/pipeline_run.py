@@ -29,7 +29,10 @@ def register(app: typer.Typer) -> None:
 
 
 def prepare() -> None:
-    """Make Spark start in half the time from now on: once for this Python environment, 190 MB inside it."""
+    """Make Spark start in half the time from now on.
+
+    Once for this Python environment; it takes 190 MB inside it.
+    """
     from penstock.spark.archive import make_archive
     from penstock.spark.session import require_pyspark
 
@@ -73,7 +76,10 @@ def run(
     memory: Memory = "2g",
     json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
-    """Run a function on DataFrames: yours as module:function, or one of penstock's pipelines, on any Spark."""
+    """Run a function on DataFrames, on any Spark.
+
+    Yours as module:function, or one of penstock's pipelines.
+    """
     from penstock.spark.pipelines.own import Job, find_function
     from penstock.spark.pipelines.own import run as run_function
 

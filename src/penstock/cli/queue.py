@@ -105,7 +105,7 @@ def forget(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The receiver that will not come back.")],
     json: Json = False,
 ) -> None:
-    """Remove a named receiver of a queue: nothing is kept for it any more."""
+    """Remove a named receiver; nothing more is kept for it."""
     from penstock.log.filechannel import FileChannel
 
     with FileChannel.attach(folder) as view:

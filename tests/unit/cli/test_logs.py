@@ -191,7 +191,7 @@ def test_help_names_every_format_and_what_happens_without() -> None:
     assert "[default: what" in shown  # brackets are no markup
 
 
-@pytest.mark.parametrize("group", ["", "kv", "fold", "channels"])
+@pytest.mark.parametrize("group", ["", "kv", "fold", "channels", "pipeline"])
 def test_every_command_is_explained_on_one_line(group: str) -> None:
     _, _, listed = penstock(*group.split(), "--help").stdout.partition("Commands:\n")
     assert listed
