@@ -2,7 +2,7 @@
 
 The same records lie in a channel, in Parquet (zstd and uncompressed), in lines of text and in lines of JSON.  Each path
 computes the same aggregate over payload and position, or writes the same table, in one go or as a stream.  A source
-that yields rows one at a time shows why none here does.  Best of up to three turns (one where a turn is long), page
+that yields rows one at a time shows why none here does.  Best of up to five turns (fewer where a turn is long), page
 cache warm, first on one core and then on two.
 
     python bench/spark.py [--quick] [--json] [--folder DIR] [--megabytes N]
@@ -35,7 +35,7 @@ from penstock.spark import lake, session
 from penstock.spark.columns import BASE, arrow_schema, to_record_batch
 
 LETTERS = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_", np.uint8)
-LONG_SECONDS = 5.0
+LONG_SECONDS = 8.0
 NARROW = "position long, payload binary"
 AGGREGATE = ("count(*)", "sum(length(payload))", "max(position)")
 
@@ -265,7 +265,7 @@ def main() -> None:
             for size in sizes:
                 count = made[size]["count"]
                 for name, work in paths(spark, made[size]).items():
-                    took = measure(work, made[size]["folder"], 1 if quick else 3)
+                    took = measure(work, made[size]["folder"], 1 if quick else 5)
                     seconds.setdefault(name, {})[f"{size}/{used}"] = took
                     found[f"{name}, {size} B, {used} cores"] = {
                         "seconds": took,
