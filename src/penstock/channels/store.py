@@ -32,6 +32,7 @@ from penstock.channels.postcard import MAX_METADATA_BYTES, decode, decode_any, e
 from penstock.disk import Disk, PosixDisk, Replacement, exist_many, read_many, save_many_atomically
 from penstock.disk.posix import folder_of
 from penstock.errors import CorruptionError
+from penstock.metrics import Metric
 
 __all__ = ["ChannelStore", "FileChannelStore", "MemoryChannelStore", "FailingChannelStore", "channel_hash"]
 
@@ -140,14 +141,7 @@ class FileChannelStore:
         except BaseException:
             SAVES.add(len(channels), result="failure")
             raise
-        seconds = time.perf_counter() - started
-        failed = sum(isinstance(result, Exception) for result in results)
-        if failed:
-            SAVES.add(failed, result="failure")
-        if failed < len(results):
-            SAVES.add(len(results) - failed, result="success")
-        for _ in range(len(results) - failed):
-            SAVE_SECONDS.observe(seconds)
+        _count(SAVES, SAVE_SECONDS, results, time.perf_counter() - started)
         return results
 
     def _replacement(self, channel: PersistedChannel, *, spares: bool) -> Replacement:
@@ -206,14 +200,7 @@ class FileChannelStore:
                     loaded.append(self._decoded(digest, path, self._read(path) if data is None else data))
                 except (CorruptionError, OSError) as exc:
                     loaded.append(exc)
-            seconds = (time.perf_counter() - started) / len(part)
-            failed = sum(isinstance(found, Exception) for found in loaded[start:])
-            if failed:
-                LOADS.add(failed, result="failure")
-            if failed < len(part):
-                LOADS.add(len(part) - failed, result="success")
-            for _ in range(len(part) - failed):
-                LOAD_SECONDS.observe(seconds)
+            _count(LOADS, LOAD_SECONDS, loaded[start:], (time.perf_counter() - started) / len(part))
         return loaded
 
     def _read(self, path: str) -> bytes:
@@ -393,3 +380,14 @@ class FailingChannelStore:
     def _check(self, operation: str) -> None:
         if operation in self.fail:
             raise self.fail[operation]
+
+
+def _count(counter: Metric, histogram: Metric, results: Sequence[object], seconds: float) -> None:
+    """Count how many of these went well and how many did not; each that did took ``seconds``."""
+    failed = sum(isinstance(result, Exception) for result in results)
+    if failed:
+        counter.add(failed, result="failure")
+    if failed < len(results):
+        counter.add(len(results) - failed, result="success")
+    for _ in range(len(results) - failed):
+        histogram.observe(seconds)

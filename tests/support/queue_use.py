@@ -1,0 +1,12 @@
+"""What tests of the queue share: options, and reading a receiver to its present end."""
+
+from __future__ import annotations
+
+from penstock.log.filechannel import AckReceiver, ChannelOptions, Receiver
+
+FAST = ChannelOptions(sync="none", compression="none")
+SMALL = ChannelOptions(sync="none", segment_bytes=500)
+
+
+def drain(rx: Receiver | AckReceiver) -> list[bytes]:
+    return [payload for batch in rx.batches(timeout=0) for payload in batch.to_payloads()]
