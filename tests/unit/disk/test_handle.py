@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import subprocess
+import sys
 
 import pytest
 
@@ -39,3 +41,36 @@ def test_it_refuses_to_travel() -> None:
     for travel in (pickle.dumps, copy.copy, copy.deepcopy):
         with pytest.raises(TypeError, match="a Noting cannot be pickled: open it again"):
             travel(Noting())
+
+
+SCRIPT = """
+import os
+from penstock.disk.handle import Handle
+
+class Broken(Handle):
+    def forked(self):
+        raise OSError("cannot let go")
+
+class Whole(Handle):
+    gone = False
+    def forked(self):
+        self.gone = True
+
+handles = [kind() for _ in range(8) for kind in (Broken, Whole)]
+child = os.fork()
+if not child:
+    os._exit(0 if all(handle.gone for handle in handles if isinstance(handle, Whole)) else 1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_handle_that_fails_in_the_child_of_a_fork_keeps_no_other_open() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.stdout == "0\n"
