@@ -4,15 +4,17 @@ It wraps another disk and remembers, file by file, the bytes of the last sync, a
 names of the last ``sync_folder``.  ``cut_power`` then leaves what a real device might: names as of some
 moment since their last sync, in the order they were made, and of every unsynced page either the old
 bytes or the new ones, in any mixture.  Bytes written through a mapping count, because the wrapped file
-is looked at when the power goes.
+is looked at when the power goes.  Handles opened before the cut fail from there on.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -31,7 +33,7 @@ class FaultyFile:
     """A file of a FaultyDisk."""
 
     def __init__(self, disk: FaultyDisk, file: File) -> None:
-        self._disk, self._file = disk, file
+        self._disk, self._file, self._boot = disk, file, disk.boots
         self.path = file.path
 
     def __enter__(self) -> Self:
@@ -46,44 +48,44 @@ class FaultyFile:
 
     def read_at(self, offset: int, length: int) -> bytes:
         """Return up to ``length`` bytes from ``offset``."""
-        self._disk.called("read_at", self.path)
-        return self._file.read_at(offset, length)
+        with self._disk.calling("read_at", self.path, self._boot):
+            return self._file.read_at(offset, length)
 
     def read_into(self, offset: int, target: memoryview) -> int:
         """Fill ``target`` from ``offset``."""
-        self._disk.called("read_into", self.path)
-        return self._file.read_into(offset, target)
+        with self._disk.calling("read_into", self.path, self._boot):
+            return self._file.read_into(offset, target)
 
     def map(self, offset: int, length: int, *, writable: bool = False) -> Mapping:
         """Return those bytes as memory."""
-        self._disk.called("map", self.path)
-        return self._file.map(offset, length, writable=writable)
+        with self._disk.calling("map", self.path, self._boot):
+            return self._file.map(offset, length, writable=writable)
 
     def write_at(self, offset: int, data: bytes | memoryview) -> None:
         """Write all of ``data`` at ``offset``."""
-        self._disk.called("write_at", self.path)
-        self._file.write_at(offset, data)
+        with self._disk.calling("write_at", self.path, self._boot):
+            self._file.write_at(offset, data)
 
     def write_many_at(self, offset: int, chunks: Sequence[bytes | memoryview]) -> None:
         """Write all chunks one after another."""
-        self._disk.called("write_many_at", self.path)
-        self._file.write_many_at(offset, chunks)
+        with self._disk.calling("write_many_at", self.path, self._boot):
+            self._file.write_many_at(offset, chunks)
 
     def truncate(self, size: int) -> None:
         """Cut the file, or extend it with zeros."""
-        self._disk.called("truncate", self.path)
-        self._file.truncate(size)
+        with self._disk.calling("truncate", self.path, self._boot):
+            self._file.truncate(size)
 
     def allocate(self, offset: int, length: int) -> None:
         """Give those bytes room on the device."""
-        self._disk.called("allocate", self.path)
-        self._file.allocate(offset, length)
+        with self._disk.calling("allocate", self.path, self._boot):
+            self._file.allocate(offset, length)
 
     def sync(self) -> None:
         """Remember the bytes as they are now."""
-        self._disk.called("sync", self.path)
-        self._file.sync()
-        self._disk.remember(self._file)
+        with self._disk.calling("sync", self.path, self._boot):
+            self._file.sync()
+            self._disk.remember(self._file)
 
     def close(self) -> None:
         """Let go of the file."""
@@ -114,7 +116,8 @@ class FaultyDisk:
         self._names: dict[str, Names] = {}  # folder -> names at its last sync
         self._changes: dict[str, list[Names]] = {}  # folder -> names after each change since
         self._faults: list[tuple[str, str, int, BaseException]] = []
-        self._boots = 0
+        self.boots = 0
+        """How often the power was cut."""
         self.calls: list[tuple[str, str]] = []
         """Every call that reached the disk: (operation, path)."""
         self.on_call: Callable[[str, str], None] | None = None
@@ -126,9 +129,12 @@ class FaultyDisk:
         """Let one call of ``operation`` fail, after that many have passed; ``path`` may be a part of it."""
         self._faults.append((operation, path, after, error))
 
-    def called(self, operation: str, path: str) -> None:
-        """Note a call, and fail it if that was asked for."""
+    @contextlib.contextmanager
+    def calling(self, operation: str, path: str, boot: int | None = None) -> Iterator[None]:
+        """Note a call and keep the power on during it; fail it if that was asked for, or if its handle is gone."""
         with self._mutex:
+            if boot is not None and boot != self.boots:
+                raise OSError(errno.EIO, "opened before the power cut", path)
             self.calls.append((operation, path))
             if self.on_call is not None:
                 self.on_call(operation, path)
@@ -139,6 +145,7 @@ class FaultyDisk:
                         continue
                     del self._faults[index]
                     raise error
+            yield
 
     def remember(self, file: File) -> None:
         """Take the bytes of a file as safe."""
@@ -149,11 +156,11 @@ class FaultyDisk:
     def cut_power(self, *, seed: int = 0, keep: float = 0.5) -> None:
         """Lose power: keep each unsynced page, and each later name, with the probability ``keep``.
 
-        Handles opened before are dead; whoever holds one must not use it again.
+        Handles opened before fail from here on.  Threads do not: whoever runs some stops them before.
         """
         rng = random.Random(seed)
         with self._mutex:
-            self._boots += 1
+            self.boots += 1
             now = {folder: self._scan(folder) for folder in sorted(self._known())}
             contents = self._contents(rng, keep)
             for folder, names in now.items():
@@ -178,8 +185,8 @@ class FaultyDisk:
 
     def list(self, folder: str) -> list[str]:
         """Return the names in a folder, sorted."""
-        self.called("list", folder)
-        return self._inner.list(folder)
+        with self.calling("list", folder):
+            return self._inner.list(folder)
 
     def stat(self, path: str) -> Stat | None:
         """Return what is known of a name, or None."""
@@ -187,72 +194,67 @@ class FaultyDisk:
 
     def open(self, path: str) -> FaultyFile:
         """Open an existing file for reading."""
-        self.called("open", path)
-        return FaultyFile(self, self._inner.modify(path))
+        with self.calling("open", path):
+            return FaultyFile(self, self._inner.modify(path))
 
     def create(self, path: str) -> FaultyFile:
         """Create a file that must not exist."""
-        self.called("create", path)
-        with self._changing(path):
-            file = self._inner.create(path)
-        self._hold(path)
-        return FaultyFile(self, file)
+        with self.calling("create", path):
+            with self._changing(path):
+                file = self._inner.create(path)
+            self._hold(path)
+            return FaultyFile(self, file)
 
     def modify(self, path: str) -> FaultyFile:
         """Open an existing file for writing."""
-        self.called("modify", path)
-        self._hold(path)
-        return FaultyFile(self, self._inner.modify(path))
+        with self.calling("modify", path):
+            self._hold(path)
+            return FaultyFile(self, self._inner.modify(path))
 
     def rename(self, path: str, target: str) -> None:
         """Give a file another name, replacing what has it."""
-        self.called("rename", path)
-        with self._changing(path), self._changing(target):
+        with self.calling("rename", path), self._changing(path), self._changing(target):
             self._inner.rename(path, target)
 
     def exchange(self, path: str, other: str) -> None:
         """Let two files have each other's name."""
-        self.called("exchange", path)
-        with self._changing(path):
+        with self.calling("exchange", path), self._changing(path):
             self._inner.exchange(path, other)
 
     def link(self, path: str, target: str) -> None:
         """Give a file a second name."""
-        self.called("link", path)
-        with self._changing(target):
+        with self.calling("link", path), self._changing(target):
             self._inner.link(path, target)
 
     def remove(self, path: str) -> None:
         """Unlink a file."""
-        self.called("remove", path)
-        self._hold(path)
-        with self._changing(path):
-            self._inner.remove(path)
+        with self.calling("remove", path):
+            self._hold(path)
+            with self._changing(path):
+                self._inner.remove(path)
 
     def make_folder(self, path: str) -> None:
         """Create a folder; folders themselves always survive."""
-        self.called("make_folder", path)
-        self._inner.make_folder(path)
+        with self.calling("make_folder", path):
+            self._inner.make_folder(path)
 
     def remove_folder(self, path: str) -> None:
         """Remove an empty folder."""
-        self.called("remove_folder", path)
-        self._inner.remove_folder(path)
-        self._names.pop(_norm(path), None)
-        self._changes.pop(_norm(path), None)
+        with self.calling("remove_folder", path):
+            self._inner.remove_folder(path)
+            self._names.pop(_norm(path), None)
+            self._changes.pop(_norm(path), None)
 
     def sync_folder(self, path: str) -> None:
         """Take the names of a folder as safe."""
-        self.called("sync_folder", path)
-        self._inner.sync_folder(path)
-        with self._mutex:
+        with self.calling("sync_folder", path):
+            self._inner.sync_folder(path)
             self._names[_norm(path)] = self._scan(_norm(path))
             self._changes.pop(_norm(path), None)
 
     def lock(self, path: str) -> Lock:
         """Take the lock file at ``path``."""
-        self.called("lock", path)
-        with self._changing(path):
+        with self.calling("lock", path), self._changing(path):
             return self._inner.lock(path)
 
     def latch(self, path: str) -> Latch:
@@ -261,7 +263,7 @@ class FaultyDisk:
 
     def boot_id(self) -> bytes:
         """Return an id that changes with every power cut."""
-        return self._inner.boot_id()[:12] + self._boots.to_bytes(4, "big")
+        return self._inner.boot_id()[:12] + self.boots.to_bytes(4, "big")
 
     # --- What survives
 

@@ -115,3 +115,16 @@ def test_every_cut_is_another_boot() -> None:
         disk.cut_power()
         boots.append(disk.boot_id())
     assert len(set(boots)) == 4
+
+
+def test_a_handle_from_before_a_cut_fails_and_changes_nothing() -> None:
+    disk = FaultyDisk(MemoryDisk())
+    with disk.create("a") as old:
+        old.write_at(0, b"kept")
+        old.sync()
+        disk.sync_folder(".")
+        disk.cut_power()
+        for call in (lambda: old.write_at(0, b"late"), old.sync, lambda: old.read_at(0, 4), lambda: old.truncate(0)):
+            with pytest.raises(OSError, match="opened before the power cut"):
+                call()
+    assert disk.open("a").read_at(0, 9) == b"kept"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import itertools
 import mmap
@@ -325,10 +326,13 @@ def test_a_buffered_flush_that_fails_reaches_the_next_send() -> None:
 
 # --- Durable
 
+# no compressor: its thread would outlive the machine whose power is cut
+DURABLE = ChannelOptions(sync="always", segment_bytes=40, compression="none")
+
 
 def test_a_synced_send_has_reached_the_disk_with_its_name() -> None:
     disk = FaultyDisk(MemoryDisk())
-    channel = FileChannel.open("c", ChannelOptions(sync="always", segment_bytes=40), disk=disk)
+    channel = FileChannel.open("c", DURABLE, disk=disk)
     for number in range(10):
         channel.append(b"message %d" % number)
     disk.cut_power(keep=0)
@@ -340,7 +344,7 @@ def test_a_synced_send_has_reached_the_disk_with_its_name() -> None:
 
 def test_with_an_interval_messages_become_durable_by_themselves() -> None:
     disk = FaultyDisk(MemoryDisk())
-    channel = FileChannel.open("c", ChannelOptions(sync="interval", sync_seconds=0.01, segment_bytes=40), disk=disk)
+    channel = FileChannel.open("c", dataclasses.replace(DURABLE, sync="interval", sync_seconds=0.01), disk=disk)
     for number in range(10):
         channel.append(b"message %d" % number)
     deadline = time.monotonic() + 10
