@@ -61,7 +61,7 @@ models: env  ## the models of the guards on large bounds
 	@$(PYTEST) -q -s tests/models --long --timeout 7200
 
 spark-full: env  ## cluster and pipelines
-	@$(PYTEST) -q -s tests/integration/spark tests/crash/test_spark_kill.py tests/integration/test_examples.py --long --timeout 7200
+	@$(PYTEST) -q -s tests/integration/spark tests/crash/test_spark_kill.py tests/integration/test_examples.py tests/integration/test_howto.py --long --timeout 7200
 
 bench: env  ## every bench/*.py, tables into docs/benchmarks.md
 	@$(BIN)/python bench/_all.py

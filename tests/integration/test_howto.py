@@ -12,13 +12,13 @@ from penstock.testing.nats import NatsServer
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN_PAGE = ROOT / "tests/support/run_page.py"
-ELSEWHERE = {"spark.md", "nats.md"}  # Spark has tests of its own; NATS needs a server
+ELSEWHERE = {"spark.md", "nats.md"}  # these need a JVM or a server
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs/howto").glob("*.md"))]
 
 
-def examples_of(page: Path, folder: Path, *address: str) -> int:
+def examples_of(page: Path, folder: Path, *address: str, seconds: float = 120) -> int:
     command = [sys.executable, "-W", "error", str(RUN_PAGE), str(page), *address]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=seconds, check=False)
     assert done.returncode == 0, done.stderr
     return int(done.stdout.splitlines()[-1])
 
@@ -31,3 +31,10 @@ def test_the_examples_of_a_page_run(page: Path, tmp_path: Path) -> None:
 def test_the_examples_for_nats_run(tmp_path: Path) -> None:
     with NatsServer(str(tmp_path)) as server:
         assert examples_of(ROOT / "docs/howto/nats.md", tmp_path, server.url) > 1
+
+
+@pytest.mark.timeout(900)
+def test_the_examples_for_spark_run(tmp_path: Path, long_run: bool) -> None:
+    if not long_run:
+        pytest.skip("a JVM a command: runs with --long")
+    assert examples_of(ROOT / "docs/howto/spark.md", tmp_path, seconds=800) > 20

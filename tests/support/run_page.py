@@ -1,6 +1,7 @@
 """Run the examples of a page, Python and shell, top to bottom in the present folder: run_page.py PAGE [NATS_ADDRESS].
 
-Blocks of Python share their names.  Commands that go on until they are interrupted are interrupted.
+Blocks of Python share their names; one that begins with the name of a file is written to it.  Commands that go on until
+they are interrupted are interrupted.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from command import PENSTOCK
 
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+FILE = re.compile(r"# ([\w/]+\.py)\n")
 ADDRESS = "nats://localhost:4222"
 
 # What a page leaves to its reader: calling the functions it defines, and waiting for what never ends.
@@ -79,6 +81,15 @@ async def after():
 
 asyncio.run(after())
 """,
+    "spark.md": """
+for started in spark.streams.active:
+    started.awaitTermination(60)
+assert good.count() == 1007 and bad.count() == 0
+assert latest.count() == 14
+assert live.count() == 7 and summary["entries"] == 7
+assert spark.read.format("penstock").load("data/copy").count() == 1007
+spark.stop()
+""",
 }
 
 
@@ -94,18 +105,21 @@ def run_command(words: list[str]) -> None:
     if "-f" in words or (words[1] in {"follow", "watch"} and "--once" not in words):
         interrupt(command)
         return
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, f"penstock {' '.join(words)}\n{done.stderr}"
 
 
 def interrupt(command: list[str]) -> None:
     """Run a command that goes on, and interrupt it; a busy machine may need longer to start it."""
     for seconds in (2, 5, 15):
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        time.sleep(seconds)
-        ended = process.poll()
-        process.send_signal(signal.SIGINT)
-        said = process.communicate(timeout=60)[1]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            try:
+                time.sleep(seconds)
+                ended = process.poll()
+                process.send_signal(signal.SIGINT)
+                said = process.communicate(timeout=60)[1]
+            finally:
+                process.kill()
         assert ended is None, f"{command} did not go on:\n{said}"
         if process.returncode in {0, 130} and "Traceback" not in said:
             return
@@ -117,13 +131,17 @@ def run_page(page: Path, address: str = ADDRESS) -> int:
     names: dict[str, object] = {"__name__": page.stem}
     count = 0
     for language, block in [*BLOCK.findall(page.read_text()), ("python", AFTER.get(page.name, ""))]:
-        if language == "python":
+        if language == "python" and (named := FILE.match(block)):
+            path = Path(named[1])
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block)
+        elif language == "python":
             exec(compile(block.replace(ADDRESS, address), page.name, "exec"), names)
             count += 1
-            continue
-        for words in commands(block.replace(ADDRESS, address)):
-            run_command(words)
-            count += 1
+        else:
+            for words in commands(block.replace(ADDRESS, address)):
+                run_command(words)
+                count += 1
     return count
 
 

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from channel_use import ANN, BOB
 
 from penstock.channels import ChannelManager, ManagerOptions, Message
 from penstock.channels.patience import FEWEST
 from penstock.disk import FaultyDisk, MemoryDisk, PosixDisk
 from penstock.errors import OptionsError, ReadOnlyError, Refused
-
-ANN, BOB = "ann@localhost", "bob@localhost"
 
 
 async def opened(manager: ChannelManager, kind: str = "pubsub", interval: int = 60_000) -> Any:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from channel_use import ANN, BOB, CAT
 
 from penstock.channels import (
     ChannelId,
@@ -22,8 +23,6 @@ from penstock.channels.counts import ENTRIES, RECOVERY_SECONDS, SECONDS
 from penstock.disk import FaultyDisk, PosixDisk
 from penstock.errors import Refused
 from penstock.metrics import REGISTRY
-
-ANN, BOB, CAT = "ann@localhost", "bob@localhost", "cat@localhost"
 
 
 def now() -> dict[str, float]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from channel_use import ANN, BOB, EVE, refused
 
 from penstock.channels import (
     ChannelManager,
@@ -19,14 +20,8 @@ from penstock.channels import (
     channel_hash,
 )
 from penstock.disk import FaultyDisk, PosixDisk
-from penstock.errors import CorruptionError, Refused
+from penstock.errors import CorruptionError
 from penstock.metrics import REGISTRY
-
-ANN, BOB, EVE = "ann@localhost", "bob@localhost", "eve@localhost"
-
-
-def refused(reason: str, detail: str = "") -> Any:
-    return pytest.raises(Refused, match=f"^{reason}" + (f".*{detail}" if detail else ""))
 
 
 async def queue(manager: ChannelManager, *members: str, **settings: Any) -> Any:

@@ -7,19 +7,14 @@ from functools import partial
 from typing import Any
 
 import pytest
+from channel_use import ANN, BOB, CAT, EVE, refused
 
 from penstock.channels import ChannelManager, Event, Limits, ManagerOptions, Message, Nid
 from penstock.channels import commands as c
 from penstock.channels.actor import MAX_WAITING
 from penstock.channels.postcard import MAX_METADATA_BYTES
 from penstock.channels.store import CURSOR, METADATA, METADATA_TMP
-from penstock.errors import Backpressure, ClosedError, OptionsError, Refused
-
-ANN, BOB, CAT, EVE = "ann@localhost", "bob@localhost", "cat@localhost", "eve@localhost"
-
-
-def refused(reason: str, detail: str = "") -> Any:
-    return pytest.raises(Refused, match=f"^{reason}" + (f".*{detail}" if detail else ""))
+from penstock.errors import Backpressure, ClosedError, OptionsError
 
 
 def told(session: Any) -> list[tuple[Any, ...]]:
