@@ -7,6 +7,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 KERNEL := $(wildcard src/penstock/kernel/*.pyx src/penstock/kernel/*.pxd)
 PYTEST := $(BIN)/python -m pytest
+SPREAD := -n auto --maxprocesses 4 --dist loadfile
 
 .PHONY: help env demo test quick style types unit crash fuzz soak models spark-full bench docs wheel clean
 
@@ -42,10 +43,10 @@ types: env
 	@$(BIN)/mypy
 
 unit: env
-	@$(PYTEST) -q tests/unit
+	@$(PYTEST) -q $(SPREAD) tests/unit
 
 test: env style types  ## everything, with the short forms of the long tests
-	@$(PYTEST) -q --ignore tests/integration/spark
+	@$(PYTEST) -q $(SPREAD) --ignore tests/integration/spark
 	@$(PYTEST) -q tests/integration/spark
 
 crash: env  ## kill -9 loops, long form
