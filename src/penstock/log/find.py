@@ -65,12 +65,12 @@ def _search(disk: ReadDisk, folder: str, prefix: str, formats: tuple[str, ...], 
         raise OptionsError(f"{folder}: more than {DEEPEST} folders deep; is there a link that leads back up?")
     for known in formats:
         logs_in = getattr(importlib.import_module(FORMATS[known]), "logs_in", None)
-        names = logs_in(disk, folder) if logs_in else ()
+        names = [name for name in (logs_in(disk, folder) if logs_in else ()) if not name.startswith(".")]
         found += [Found(prefix + name, os.path.join(folder, name), known) for name in names]
     for name in disk.list(folder):
         path = os.path.join(folder, name)
         stat = disk.stat(path)
-        if name.startswith(".") or "penstock-" in name or stat is None or not stat.is_folder:
+        if name.startswith(".") or ".penstock-" in name or stat is None or not stat.is_folder:
             continue
         own = _folder_format(disk, path, formats)
         if own is not None:

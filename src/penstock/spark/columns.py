@@ -99,12 +99,16 @@ def arrow_schema(columns: Iterable[Column]) -> pa.Schema:
 def check_columns(wanted: Sequence[Column], known: Iterable[Column]) -> None:
     """Refuse a schema that asks for other types than the log has; unknown names are null columns.
 
+    Spark takes ``Payload`` and ``payload`` for one column, so a name in another case is not an unknown one.
+
     >>> check_columns([Column("payload", "string")], BASE)
     Traceback (most recent call last):
     penstock.errors.OptionsError: column payload is binary, not string: see penstock.spark.decode
     """
     types = {column.name: column.type for column in known}
     for column in wanted:
+        if column.name not in types and column.name.lower() in types:
+            raise OptionsError(f"column {column.name}: it is called {column.name.lower()}")
         if types.get(column.name, column.type) != column.type:
             hint = ": see penstock.spark.decode" if column.name == "payload" else ""
             raise OptionsError(f"column {column.name} is {types[column.name]}, not {column.type}{hint}")
@@ -139,7 +143,11 @@ def to_record_batch(batch: Batch, channel: str, schema: pa.Schema) -> pa.RecordB
     >>> to_record_batch(batch, "ticks", arrow_schema(BASE)).column("channel").to_pylist()
     ['ticks', 'ticks']
     """
-    return pa.RecordBatch.from_arrays([_column(batch, channel, field) for field in schema], schema=schema)
+    columns = [_column(batch, channel, field) for field in schema]
+    for field, column in zip(schema, columns, strict=True):
+        if column.null_count and not field.nullable:
+            raise OptionsError(f"column {field.name} is not null in the schema, but has nulls in {channel}")
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _column(batch: Batch, channel: str, field: pa.Field) -> pa.Array:
@@ -162,6 +170,8 @@ def _column(batch: Batch, channel: str, field: pa.Field) -> pa.Array:
     values = batch.extra.get(field.name)
     if values is None or field.name in ("timestamp", "timestamp_ns", "kind"):
         return pa.nulls(count, field.type)
+    if ARROW[_type_of(values)] != field.type:
+        raise OptionsError(f"column {field.name} of {channel} is {_type_of(values)}, not {field.type}")
     if isinstance(values, Spans):
         return _binary(batch, values, field.name)
     if values.dtype == np.uint64:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["decode", "decode_json", "decode_text", "split_errors", "with_key"]
 
 BROKEN: Final = "__broken"
+VALUE: Final = "__value"
 NOT_UTF8: Final = "the payload is not UTF-8"
 
 
@@ -44,7 +45,8 @@ def decode(frame: DataFrame, content: str, schema: str | StructType | None = Non
 def decode_json(frame: DataFrame, schema: str | StructType, *, into: str | None = None) -> DataFrame:
     """Add the fields of JSON payloads as columns, or as one struct column named ``into``.
 
-    A field that the JSON lacks is null; a payload that is no JSON object, or whose field has another type, is an error.
+    A field that the JSON lacks is null; a payload that is no JSON object, or more than one, or whose field has another
+    type, is an error.
     """
     from pyspark.sql import functions as F  # noqa: N812
     from pyspark.sql.types import StringType, StructType
@@ -54,10 +56,12 @@ def decode_json(frame: DataFrame, schema: str | StructType, *, into: str | None 
     if taken or "error" in frame.columns:
         names = ", ".join(sorted(taken)) or "error"
         raise OptionsError(f"there is a column {names} already: rename it, or give into= another name")
-    whole = StructType([*fields.fields]).add(BROKEN, StringType())
+    # Spark stops reading where an object ends and never sees what follows it; inside another object it has to.
+    whole = StructType().add(VALUE, fields).add(BROKEN, StringType())
     text = F.col("payload").cast("string")
-    parsed = F.from_json(text, whole, {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": BROKEN})
-    bad = F.col("__json").isNull() | F.col(f"__json.{BROKEN}").isNotNull()
+    wrapped = F.concat(F.lit(f'{{"{VALUE}":'), text, F.lit("}"))
+    parsed = F.from_json(wrapped, whole, {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": BROKEN})
+    bad = F.col(f"__json.{VALUE}").isNull() | F.col(f"__json.{BROKEN}").isNotNull()
     error = (
         F.when(F.col("payload").isNull(), F.lit("the payload is null"))
         .when(~F.is_valid_utf8(text), F.lit(NOT_UTF8))
@@ -65,11 +69,10 @@ def decode_json(frame: DataFrame, schema: str | StructType, *, into: str | None 
     )
     opened = frame.withColumn("__json", parsed).withColumn("error", error)
     good = F.col("error").isNull()
-    columns: list[Column] = [F.when(good, F.col(f"__json.`{name}`")).alias(name) for name in fields.names]
     if into is not None:
-        columns = [
-            F.when(good, F.struct(*(F.col(f"__json.`{name}`").alias(name) for name in fields.names))).alias(into)
-        ]
+        columns: list[Column] = [F.when(good, F.col(f"__json.{VALUE}")).alias(into)]
+    else:
+        columns = [F.when(good, F.col(f"__json.{VALUE}.`{name}`")).alias(name) for name in fields.names]
     kept = [F.col(f"`{name}`") for name in frame.columns]
     return opened.select(*kept, *columns, F.col("error"))
 

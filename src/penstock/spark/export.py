@@ -24,7 +24,10 @@ from penstock.spark.options import SourceOptions, local_path
 from penstock.spark.plan import Span
 from penstock.spark.reading import read_spans
 
-__all__ = ["Exporter", "MANIFEST", "delta_stats"]
+__all__ = ["Exporter", "MANIFEST", "EXPORT_OPTIONS", "delta_stats"]
+
+EXPORT_OPTIONS: Final = ("columns", "compression", "whole")
+"""What ``penstock-export`` takes besides the options of the source, and ``table``."""
 
 MANIFEST: Final = (
     Column("file", "string"),

@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 
 from penstock.errors import ExpiredError, OptionsError, ReplacedError, UnsupportedError
 from penstock.spark.columns import BASE, Column, arrow_schema
-from penstock.spark.export import delta_stats
+from penstock.spark.export import EXPORT_OPTIONS, delta_stats
 from penstock.spark.options import SourceOptions, local_path
 from penstock.spark.plan import find_channels
 
@@ -281,7 +281,8 @@ def table_columns(channels: str, table: str, options: Mapping[str, Any] | None =
     """
     from penstock.spark.source import added_columns
 
-    told = SourceOptions.of({**{key: str(value) for key, value in (options or {}).items()}, "path": channels})
+    given = {key: str(value) for key, value in (options or {}).items()}
+    told = SourceOptions.of({**given, "path": channels}, also=EXPORT_OPTIONS)
     found = [channel for channel in find_channels(told.paths, told.format) if told.filters.channel_passes(channel.name)]
     wanted = {column.name: column for column in (*BASE, *added_columns(found))}
     existing = open_table(table)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -11,11 +12,12 @@ import msgspec
 
 from penstock.errors import OptionsError
 from penstock.log.detect import FORMATS
+from penstock.log.sidecar import CURSOR_NAME
 from penstock.spark.filters import TOP, Filters
 
 __all__ = ["SourceOptions"]
 
-TRUE: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+FLAGS: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +44,8 @@ class SourceOptions:
     """``keyPrefix``: of a fold, only keys that begin with this."""
 
     filters: Filters = field(default_factory=Filters)
-    """``channels`` and ``kinds``, with commas, and in batch ``fromPosition`` and ``toPosition`` (exclusive): what is
-    read of what is there.  A range of positions reads only the regions it lies in."""
+    """``channels`` and ``kinds``, with commas (or channels as a JSON list), and in batch ``fromPosition`` and
+    ``toPosition`` (exclusive): what is read of what is there.  A range of positions reads only its regions."""
 
     start: str | dict[str, int] = "earliest"
     """``start`` of a stream without a checkpoint: ``earliest``, ``latest``, or JSON of channel name → position.
@@ -81,31 +83,22 @@ class SourceOptions:
             raise OptionsError(f"logFormat={self.format!r}: must be one of {', '.join(FORMATS)}")
         if isinstance(self.start, str) and self.start not in ("earliest", "latest"):
             raise OptionsError(f"start={self.start!r}: must be earliest, latest, or JSON of channel to position")
+        if self.cursor is not None and not CURSOR_NAME.fullmatch(self.cursor):
+            raise OptionsError(f"cursor={self.cursor!r}: must be 1 to 64 letters, digits, dots, dashes or underscores")
         for name in ("max_records", "max_bytes", "partition_bytes", "partitions", "batch_bytes"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise OptionsError(f"{name}={value}: must be at least 1")
 
     @classmethod
-    def of(cls, options: Mapping[str, str]) -> SourceOptions:
-        """Read Spark's options, whose names have no case."""
+    def of(cls, options: Mapping[str, str], also: Iterable[str] = ()) -> SourceOptions:
+        """Read Spark's options, whose names have no case; one that is neither known nor in ``also`` is refused."""
         found = {name.lower(): value for name, value in options.items()}
+        _check_names(found, {*KNOWN, *(name for name, _, _ in OPTIONS), *also})
         paths = _json(list[str], "paths", found["paths"]) if "paths" in found else []
         paths += [found["path"]] if "path" in found else []
         chosen: dict[str, Any] = {"paths": tuple(map(local_path, paths))}
-        for option, name, convert in (
-            ("logFormat", "format", str),
-            ("table", "table", str),
-            ("keyPrefix", "key_prefix", str),
-            ("start", "start", _start),
-            ("cursor", "cursor", str),
-            ("failOnDataLoss", "fail_on_data_loss", _flag),
-            ("maxRecordsPerTrigger", "max_records", int),
-            ("maxBytesPerTrigger", "max_bytes", _bytes),
-            ("partitionBytes", "partition_bytes", _bytes),
-            ("partitions", "partitions", int),
-            ("batchBytes", "batch_bytes", _bytes),
-        ):
+        for option, name, convert in OPTIONS:
             if option.lower() in found:
                 chosen[name] = _converted(convert, option, found[option.lower()])
         return cls(**chosen, filters=_filters(found))
@@ -124,9 +117,27 @@ def local_path(path: str) -> str:
     return path.rstrip("/") or "/"
 
 
+def _check_names(found: Iterable[str], known: Iterable[str]) -> None:
+    names = {name.lower(): name for name in known}
+    for option in found:
+        if option not in names:
+            close = difflib.get_close_matches(option, names, 1)
+            hint = f": is it {names[close[0]]}?" if close else f"; there are {', '.join(sorted(names.values()))}"
+            raise OptionsError(f"option {option} is not known{hint}")
+
+
 def _filters(found: Mapping[str, str]) -> Filters:
     def words(option: str) -> list[str]:
-        return [word.strip() for word in found.get(option.lower(), "").split(",") if word.strip()]
+        text = found.get(option.lower())
+        if text is None:
+            return []
+        if text.lstrip().startswith("["):  # for names with a comma
+            named: list[str] = _json(list[str], option, text)
+        else:
+            named = [word.strip() for word in text.split(",") if word.strip()]
+        if not named:
+            raise OptionsError(f"{option}={text!r}: name at least one, or leave the option out")
+        return named
 
     low = _converted(int, "fromPosition", found.get("fromposition", "0"))
     high = _converted(int, "toPosition", found["toposition"]) - 1 if "toposition" in found else TOP
@@ -142,7 +153,7 @@ def _converted(convert: Callable[[str], Any], option: str, text: str) -> Any:
 
 
 def _flag(text: str) -> bool:
-    return TRUE[text.strip().lower()]
+    return FLAGS[text.strip().lower()]
 
 
 def _bytes(text: str) -> int:
@@ -155,6 +166,24 @@ def _bytes(text: str) -> int:
 def _start(text: str) -> str | dict[str, int]:
     text = text.strip()
     return _json(dict[str, int], "start", text) if text.startswith("{") else text
+
+
+OPTIONS: Final[tuple[tuple[str, str, Callable[[str], Any]], ...]] = (
+    ("logFormat", "format", str),
+    ("table", "table", str),
+    ("keyPrefix", "key_prefix", str),
+    ("start", "start", _start),
+    ("cursor", "cursor", str),
+    ("failOnDataLoss", "fail_on_data_loss", _flag),
+    ("maxRecordsPerTrigger", "max_records", int),
+    ("maxBytesPerTrigger", "max_bytes", _bytes),
+    ("partitionBytes", "partition_bytes", _bytes),
+    ("partitions", "partitions", int),
+    ("batchBytes", "batch_bytes", _bytes),
+)
+"""What an option is called, the field it becomes, and how its text is read."""
+KNOWN: Final = ("path", "paths", "channels", "kinds", "fromPosition", "toPosition")
+"""The options that are not read one by one."""
 
 
 def _json(kind: Any, option: str, text: str) -> Any:

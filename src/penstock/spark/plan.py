@@ -117,16 +117,26 @@ class Span(msgspec.Struct, frozen=True):
 
 
 def find_channels(paths: Iterable[str], format: str | None = None, disk: ReadDisk | None = None) -> list[Channel]:
-    """Return every channel at and below these paths, by name; two that would have one name are refused."""
+    """Return every channel at and below these paths, by name.
+
+    Two that would have one name are refused, and so is one that would have two: its records would be read twice.
+    """
     LISTING.forget()
     disk = disk or LISTING
     channels: dict[str, Channel] = {}
+    places: dict[str, Channel] = {}
     for path in paths:
         for found in find_logs(path, format=format, disk=disk):
-            known = channels.get(found.name)
-            if known is not None and known.path != found.path:
-                raise OptionsError(f"two channels are called {found.name}: {known.path} and {found.path}")
-            channels[found.name] = Channel(found.name, found.path, found.format, identity_of(disk, found.path))
+            place = os.path.realpath(found.path)
+            named, placed = channels.get(found.name), places.get(place)
+            if named is not None and placed is not named:
+                raise OptionsError(f"two channels are called {found.name}: {named.path} and {found.path}")
+            if placed is not None and placed is not named:
+                raise OptionsError(f"{found.path} would be read twice, as {placed.name} and as {found.name}")
+            if named is None:
+                _check_name(found.path)
+                channel = Channel(found.name, found.path, found.format, identity_of(disk, found.path))
+                channels[found.name] = places[place] = channel
     return sorted(channels.values())
 
 
@@ -214,11 +224,16 @@ def share(total_bytes: int, partition_bytes: int, partitions: int) -> int:
 
 
 def advance(
-    log: LogReader, start: int, end: int, max_records: int | None, max_bytes: int | None
+    log: LogReader,
+    start: int,
+    end: int,
+    max_records: int | None,
+    max_bytes: int | None,
+    first_bytes: int = TOP,
 ) -> tuple[int, int, int]:
     """Walk from ``start`` towards ``end`` until a limit is reached; return (position, records, bytes of payload).
 
-    At least one record is passed if there is one, however large it is.
+    The first record is passed although it is larger than ``max_bytes``, if it is not larger than ``first_bytes``.
     """
     at, records, size = start, 0, 0
     while at < end and (max_records is None or records < max_records) and (max_bytes is None or size < max_bytes):
@@ -227,7 +242,9 @@ def advance(
         if max_bytes is not None and count:
             ends = batch.payloads.lengths[:count].cumsum()
             fitting = int(ends.searchsorted(max_bytes - size, "right"))
-            count = min(count, max(fitting, 0 if records else 1))
+            if not records and not fitting and int(ends[0]) <= first_bytes:
+                fitting = 1
+            count = min(count, fitting)
             size += int(ends[count - 1]) if count else 0
         else:
             size += int(batch.payloads.lengths[:count].sum())
@@ -239,6 +256,13 @@ def advance(
             break
         at, records = min(batch.next_position, end), records + count
     return at, records, size
+
+
+def _check_name(path: str) -> None:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise OptionsError(f"{os.fsencode(path)!r}: this name is not UTF-8, which Spark needs: rename it") from None
 
 
 def _cut(log: Cuttable, channel: Channel, start: int, end: int, span_bytes: int) -> list[Span]:

@@ -31,6 +31,7 @@ def read_spans(
     fail_on_data_loss: bool = True,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the records of these spans in order, as record batches of exactly this schema."""
+    LISTING.forget()  # this process may have looked before the spans were planned
     for span in spans:
         for batch in read_batches(span, fail_on_data_loss=fail_on_data_loss):
             passed = batch if filters is None else filters.apply(batch)
@@ -40,7 +41,10 @@ def read_spans(
 
 
 def read_batches(span: Span, *, fail_on_data_loss: bool = True) -> Iterator[Batch]:
-    """Yield the records of one span, envelopes opened; an error names what stands in the way."""
+    """Yield the records of one span, envelopes opened; an error names what stands in the way.
+
+    A log that was made again while it was read is noticed at the end, before Spark takes what the task has read.
+    """
     check_identity(span.channel)
     with span.channel.open() as log:
         opened = getattr(log, "content", "raw") == CONTENT
@@ -56,13 +60,14 @@ def read_batches(span: Span, *, fail_on_data_loss: bool = True) -> Iterator[Batc
                 continue
             if not len(batch) and batch.next_position < span.end:
                 if log.next_position >= span.end:
-                    return  # a file without a record lies behind the last one
+                    break  # a file without a record lies behind the last one
                 raise ReplacedError(log.path, f"it ends at {at}, but had records up to {span.end} when it was planned")
             at = batch.next_position
             if at > span.end:
                 batch = batch[: int(batch.positions.searchsorted(span.end))]
             if len(batch):
                 yield open_envelopes(batch, log.path) if opened else batch
+    check_identity(span.channel)
 
 
 def _read(log: LogReader, position: int) -> Batch:

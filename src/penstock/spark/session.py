@@ -26,6 +26,7 @@ import stat
 import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
 
 from penstock import errors
 from penstock.errors import OptionsError, UnsupportedError
@@ -119,10 +120,11 @@ def start(
 
     if master is not None and master.startswith("sc://"):
         return _connect(master, name, config or {})
-    active = SparkSession.getActiveSession()
-    if active is not None and active._jsc.sc().isStopped() is False:
-        register(active)
-        return active, False
+    context = SparkContext._active_spark_context
+    if context is not None and not context._jsc.sc().isStopped():  # of whichever thread, with a session or without
+        running = SparkSession.builder.getOrCreate()
+        register(running)
+        return running, False
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     master = master or f"local[{cores}]"
     settings: dict[str, Any] = {
@@ -138,13 +140,7 @@ def start(
             if setting not in (config or {}):
                 del settings[setting]
     folder = make_scratch()
-    logging = os.path.join(folder, "log4j2.properties")
-    _write(logging, LOG4J)
-    options = f"-Dlog4j2.configurationFile=file:{logging} -Djava.io.tmpdir={os.path.join(folder, TEMPORARY)}"
-    options += f" -Djava.net.preferIPv4Stack=true {java_options}"
-    archive = archive_of(find_java()[0])
-    if os.path.exists(archive):
-        options += f" -XX:SharedArchiveFile={archive}"
+    options = f"{launch_options(folder)} {java_options}"
     settings["spark.driver.extraJavaOptions"] = f"{settings.get('spark.driver.extraJavaOptions', '')} {options}".strip()
     conf = SparkConf(loadDefaults=False)
     for key, value in settings.items():
@@ -226,6 +222,27 @@ def launch_environment(folder: str) -> dict[str, str]:
     if needs_shim:
         environment["JAVA_HOME"] = write_shim(os.path.join(folder, "java"), java)
     return environment
+
+
+def launch_options(folder: str) -> str:
+    """Return the options of the JVM, after writing what they name to ``folder``; in quotes, for paths have spaces.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory(prefix="a b") as folder:
+    ...     launch_options(folder).startswith(f'"-Djava.io.tmpdir={folder}/tmp" ')
+    True
+    """
+    logging = os.path.join(folder, "log4j2.properties")
+    _write(logging, LOG4J)
+    options = [
+        f"-Djava.io.tmpdir={os.path.join(folder, TEMPORARY)}",
+        f"-Dlog4j2.configurationFile=file:{quote(logging)}",
+        "-Djava.net.preferIPv4Stack=true",
+    ]
+    archive = archive_of(find_java()[0])
+    if os.path.exists(archive):
+        options.append(f"-XX:SharedArchiveFile={archive}")
+    return " ".join(f'"{option}"' for option in options)
 
 
 def _source_path() -> dict[str, str]:

@@ -20,8 +20,8 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from penstock.errors import OptionsError
-from penstock.spark.columns import BASE, Column, arrow_schema, check_columns, columns_of_batch
-from penstock.spark.export import MANIFEST, Exporter
+from penstock.spark.columns import BASE, ENVELOPE, Column, arrow_schema, check_columns, columns_of_batch
+from penstock.spark.export import EXPORT_OPTIONS, MANIFEST, Exporter
 from penstock.spark.options import SourceOptions
 from penstock.spark.plan import Channel, Span, find_channels, plan_tasks
 from penstock.spark.reading import read_spans
@@ -117,13 +117,16 @@ class ExportSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002
         """Return the batch reader."""
-        return LogSourceReader(SourceOptions.of(self.options), self._columns(), Exporter.of(self.options))
+        return LogSourceReader(self._options(), self._columns(), Exporter.of(self.options))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802, ARG002
         """Return the stream reader."""
         from penstock.spark.stream import LogStreamReader
 
-        return LogStreamReader(SourceOptions.of(self.options), self._columns(), Exporter.of(self.options))
+        return LogStreamReader(self._options(), self._columns(), Exporter.of(self.options))
+
+    def _options(self) -> SourceOptions:
+        return SourceOptions.of(self.options, also=EXPORT_OPTIONS)
 
     def _columns(self) -> tuple[Column, ...]:
         text = self.options.get("columns")
@@ -184,7 +187,7 @@ def read_partition(
 def wanted_columns(schema: StructType) -> tuple[Column, ...]:
     """Return the columns that Spark asks for: the whole schema, or what ``.schema(...)`` named."""
     wanted = tuple(Column(field.name, field.dataType.simpleString(), field.nullable) for field in schema.fields)
-    check_columns(wanted, BASE)
+    check_columns(wanted, (*BASE, *ENVELOPE))
     arrow_schema(wanted)
     return wanted
 

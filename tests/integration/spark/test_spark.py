@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from penstock.log.detect import open_log
 from penstock.log.xchannel import Writer
-from penstock.spark import lake
+from penstock.spark import lake, session
 from penstock.spark.decode import decode_json, decode_text, split_errors
 from penstock.testing.log_conformance import contents
 
@@ -83,6 +84,25 @@ def test_json_is_decoded_in_spark_and_bad_payloads_stay_beside_their_error(spark
     assert errors[b"\xff\xfe"] == "the payload is not UTF-8"
     assert errors[b"order 7"].startswith("the payload is not JSON")
     assert bad.where("device is not null or celsius is not null").count() == 0
+
+
+def test_what_follows_a_json_object_is_not_dropped_in_silence(spark: Any) -> None:
+    payloads = [b'{"device":"a"}{"device":"b"}', b'{"device":"a"} and more', b'{"device":"a"},{}', b'[{"device":"a"}]']
+    frame = spark.createDataFrame([(payload,) for payload in [*payloads, b' {"device":"c"}\n']], "payload binary")
+    good, bad = split_errors(decode_json(frame, "device string"))
+    assert [row["device"] for row in good.collect()] == ["c"]
+    assert sorted(bytes(row["payload"]) for row in bad.collect()) == sorted(payloads)
+
+
+def test_the_running_session_is_found_from_any_thread(spark: Any) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(session).result()
+    assert found.sparkContext is spark.sparkContext
+
+
+def test_an_option_that_is_not_known_fails_the_query_by_name(spark: Any, tree: Path) -> None:
+    with pytest.raises(Exception, match="option maxrecordpertrigger is not known: is it maxRecordsPerTrigger"):
+        load(spark, tree, maxRecordPerTrigger="5").count()
 
 
 def test_text_is_decoded_in_spark(spark: Any, tree: Path) -> None:

@@ -90,3 +90,10 @@ def test_the_spans_of_a_cut_hold_every_record_once(tmp_path: Path, roll_bytes: i
         assert len(cuts) > 5
         assert all(9000 <= size < 9000 + 2 * 4096 for _, size in spans[:-1])
     log.close()
+
+
+def test_hidden_names_are_passed_over_and_those_that_only_look_like_a_sidecar_are_not(tmp_path: Path) -> None:
+    for name in ("ticks", ".ticks.x7Hq2a", "penstock-data/ticks"):  # the second is what a copy under way looks like
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Writer.precreate(tmp_path / name)
+    assert [log.name for log in find_logs(str(tmp_path))] == ["penstock-data/ticks", "ticks"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,31 @@ def test_two_channels_of_one_name_are_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionsError, match="two channels are called ticks"):
         find_channels([str(tmp_path / "a"), str(tmp_path / "b")])
     assert [channel.name for channel in find_channels([str(tmp_path)])] == ["a/ticks", "b/ticks"]
+
+
+def test_a_log_that_is_reached_twice_is_refused_or_read_once(tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    Writer.precreate(tmp_path / "site" / "ticks")
+    with pytest.raises(OptionsError, match="read twice, as site/ticks and as ticks"):
+        find_channels([str(tmp_path), str(tmp_path / "site")])
+    spelt = [str(tmp_path / "site" / "ticks"), f"{tmp_path}/site/../site/ticks"]
+    assert [channel.name for channel in find_channels(spelt)] == ["ticks"]
+    (tmp_path / "zlink").symlink_to("site")
+    with pytest.raises(OptionsError, match="read twice, as site/ticks and as zlink/ticks"):
+        find_channels([str(tmp_path)])
+
+
+def test_a_name_that_spark_cannot_hold_is_named(tmp_path: Path) -> None:
+    Writer.precreate(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    with pytest.raises(OptionsError, match="not UTF-8"):
+        find_channels([str(tmp_path)])
+
+
+def test_odd_names_are_names_like_others(tmp_path: Path) -> None:
+    names = ["'q'", "-dash", "100%", "`b`", "a b", "a\nb", "st*r", "ticks.5", "x,y", "é"]
+    for name in names:
+        Writer.precreate(tmp_path / name)
+    assert [channel.name for channel in find_channels([str(tmp_path)])] == sorted(names)
 
 
 def test_a_log_recreated_after_planning_is_noticed(ticks: tuple[Channel, list[int]], tmp_path: Path) -> None:

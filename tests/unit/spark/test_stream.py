@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,11 @@ from pyspark.sql.types import BinaryType, LongType, StringType, StructType
 
 from penstock.disk import PosixDisk
 from penstock.errors import ExpiredError, OptionsError, ReplacedError
+from penstock.log.messagelog import MessageLog
 from penstock.log.sidecar import sidecar_of
 from penstock.log.xchannel import Writer
+from penstock.spark import stream as stream_module
+from penstock.spark.plan import Channel
 from penstock.spark.source import PenstockSource
 from penstock.spark.stream import LogStreamReader
 
@@ -190,3 +194,154 @@ def test_the_cursor_follows_what_spark_committed_and_starts_the_next_query(tmp_p
     fresh = stream(tmp_path, cursor="billing")
     assert fresh.initialOffset() == end
     sidecar.close()
+
+
+def remove(folder: Path, name: str) -> None:
+    for file in folder.glob(f"{name}*"):
+        file.unlink()
+
+
+def test_no_channel_waits_for_ever_behind_those_before_it(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        fill(tmp_path / name, 3)
+    reader = stream(tmp_path, maxRecordsPerTrigger=2)
+    at, seen = reader.initialOffset(), []
+    for _ in range(3):
+        end = reader.latestOffset(at, reader.getDefaultReadLimit())
+        seen += [name for name, _ in rows(reader, at, end)]
+        at = end
+        fill(tmp_path / "a", 2)  # it always has more than a batch may hold
+    assert sorted(seen) == ["a", "a", "b", "b", "c", "c"]
+
+
+def test_a_limit_of_bytes_is_exceeded_only_by_a_record_that_is_alone(tmp_path: Path) -> None:
+    for name in ("a", "b", "c", "d"):
+        with Writer.open(tmp_path / name) as writer:
+            writer.append_many([b"x" * (5000 if name == "c" else 900)] * 2)
+    reader = stream(tmp_path, maxBytesPerTrigger=2000)
+    at, sizes = reader.initialOffset(), []
+    while (end := reader.latestOffset(at, reader.getDefaultReadLimit())) != at:
+        sizes.append([len(payload) for _, payload in rows(reader, at, end)])
+        at = end
+    assert sum(map(len, sizes)) == 8
+    assert all(sum(batch) <= 2000 or batch == [5000] for batch in sizes)
+
+
+def test_a_foreign_log_made_again_is_noticed_by_a_run_that_reads_what_is_available_now(tmp_path: Path) -> None:
+    def make(count: int) -> None:
+        remove(tmp_path, "a")
+        fill(tmp_path / "a", count)
+        remove(tmp_path, "a.penstock-")  # as another implementation leaves it: without an id
+
+    make(100)
+    reader = stream(tmp_path)
+    end = reader.latestOffset(reader.initialOffset(), ALL)
+    make(3)
+    fresh = stream(tmp_path)
+    fresh.prepareForTriggerAvailableNow()
+    with pytest.raises(ReplacedError, match="was read up to"):
+        fresh.latestOffset(end, ALL)
+
+
+def test_a_channel_that_is_gone_with_unread_records_fails_or_is_counted(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        fill(tmp_path / name, 10)
+    strict, lenient = stream(tmp_path), stream(tmp_path, failOnDataLoss="false")
+    start = strict.initialOffset()
+    middle = strict.latestOffset(start, ReadMaxRows(4))
+    ends = strict.reportLatestOffset()["channels"]["b"]["at"]
+    assert lenient.latestOffset(start, ReadMaxRows(4)) == middle
+    at = middle["channels"]["b"]["at"]
+    begin = start["channels"]["b"]["at"]
+    remove(tmp_path, "b")
+    with pytest.raises(ReplacedError, match=f"not read from {at} to {ends}"):
+        strict.latestOffset(middle, ALL)
+    with pytest.raises(ReplacedError, match=f"to be read from {begin} to {at}"):
+        strict.partitions(start, middle)
+    assert {name for name, _ in rows(lenient, start, middle)} == {"a"}
+    end = lenient.latestOffset(middle, ALL)
+    assert end["channels"]["b"]["lost"] == ends - begin
+    assert len(rows(lenient, middle, end)) == 8
+    assert lenient.latestOffset(end, ALL)["channels"]["b"]["lost"] == ends - begin
+
+
+def test_a_channel_that_is_gone_after_all_of_it_was_read_is_let_go(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        fill(tmp_path / name, 10)
+    reader = stream(tmp_path)
+    end = reader.latestOffset(reader.initialOffset(), ALL)
+    remove(tmp_path, "b")
+    assert reader.latestOffset(end, ALL) == end
+
+
+def test_what_is_lost_between_two_plans_of_a_batch_is_counted_once(tmp_path: Path) -> None:
+    fill(tmp_path / "a", 300, roll_bytes=8192, keep_files=2)
+    reader = stream(tmp_path, failOnDataLoss="false")
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ReadMaxRows(250))
+    fill(tmp_path / "a", 3000, 300, roll_bytes=8192, keep_files=2)
+    first = stream(tmp_path).initialOffset()["channels"]["a"]["at"]
+    for _ in range(2):  # a replay
+        assert rows(reader, start, end) == []
+    later = reader.latestOffset(end, ALL)
+    assert later["channels"]["a"]["lost"] == first - start["channels"]["a"]["at"]
+    assert reader.latestOffset(later, ALL)["channels"]["a"]["lost"] == later["channels"]["a"]["lost"]
+
+
+def test_retention_between_the_bounds_and_the_limit_fails_or_is_counted(tmp_path: Path) -> None:
+    fill(tmp_path / "a", 3000, roll_bytes=8192)
+
+    class Overtaken(LogStreamReader):
+        def _bounds(self, channel: Channel) -> tuple[int, int]:
+            bounds = super()._bounds(channel)
+            (tmp_path / "a").unlink(missing_ok=True)  # retention, just after the log was asked
+            return bounds
+
+    for lenient in (False, True):
+        template = stream(tmp_path, failOnDataLoss=not lenient)
+        start = template.initialOffset()
+        saved = (tmp_path / "a").read_bytes()
+        reader = Overtaken(template.options, template.columns)
+        if not lenient:
+            with pytest.raises(ExpiredError):
+                reader.latestOffset(start, ReadMaxRows(10))
+            (tmp_path / "a").write_bytes(saved)
+            continue
+        end = reader.latestOffset(start, ReadMaxRows(10))
+        first = stream(tmp_path).initialOffset()["channels"]["a"]["at"]
+        assert end["channels"]["a"]["lost"] == first - start["channels"]["a"]["at"]
+        assert rows(reader, start, end) == []
+        assert len(rows(reader, end, reader.latestOffset(end, ReadMaxRows(10)))) == 10
+
+
+def test_a_start_at_which_nothing_begins_is_refused(tmp_path: Path) -> None:
+    fill(tmp_path / "a", 10)
+    for position, reason in ((81, "no record begins"), (1 << 40, "it begins at 80 and ends at"), (-1, "begins at 80")):
+        with pytest.raises(OptionsError, match=reason):
+            stream(tmp_path, start=json.dumps({"a": position})).initialOffset()
+
+
+def test_thousands_of_logs_do_not_take_a_file_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_module, "MOST_OPEN", 3)
+    for number in range(8):
+        with MessageLog.open(tmp_path / f"log{number}") as writer:
+            writer.append(b"x")
+    reader = stream(tmp_path)
+    before = len(os.listdir("/proc/self/fd"))
+    start = reader.initialOffset()
+    assert len(rows(reader, start, reader.latestOffset(start, ALL))) == 8
+    assert len(os.listdir("/proc/self/fd")) <= before + 3
+    reader.stop()
+
+
+def test_a_cursor_that_did_not_move_is_not_written_again(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        fill(tmp_path / name, 4)
+    reader = stream(tmp_path, cursor="lake")
+    end = reader.latestOffset(reader.initialOffset(), ALL)
+    reader.commit(end)
+    fill(tmp_path / "b", 4)
+    before = {name: (tmp_path / f"{name}.penstock-cursor-lake").read_bytes() for name in ("a", "b")}
+    reader.commit(reader.latestOffset(end, ALL))
+    after = {name: (tmp_path / f"{name}.penstock-cursor-lake").read_bytes() for name in ("a", "b")}
+    assert [name for name in ("a", "b") if before[name] != after[name]] == ["b"]

@@ -12,7 +12,7 @@ from pyspark import cloudpickle
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import BinaryType, LongType, StringType, StructType
 
-from penstock.errors import ExpiredError, ReplacedError
+from penstock.errors import ExpiredError, OptionsError, ReplacedError
 from penstock.log.filechannel import ChannelOptions, FileChannel
 from penstock.log.messagelog import MessageLog, MessageLogOptions
 from penstock.spark.source import PenstockSource
@@ -108,6 +108,31 @@ def test_a_log_that_was_made_again_is_noticed(tmp_path: Path, kind: str) -> None
     ):
         with pytest.raises(ReplacedError):
             ask()
+
+
+@formats
+def test_a_log_made_again_while_a_task_reads_it_is_noticed(tmp_path: Path, kind: str) -> None:
+    fill(kind, tmp_path / "a", 250)
+    reader = stream(tmp_path, batchBytes=500)
+    start = reader.initialOffset()
+    batches = reader.read(reader.partitions(start, reader.latestOffset(start, ALL))[0])
+    next(batches)
+    shutil.rmtree(tmp_path / "a")
+    fill(kind, tmp_path / "a", 250)  # the same sizes, and the same bytes
+    with pytest.raises(ReplacedError):
+        list(batches)
+
+
+def test_a_place_in_the_middle_of_a_message_is_refused(tmp_path: Path) -> None:
+    fill("filechannel", tmp_path / "a", 100)
+    reader = stream(tmp_path)
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ALL)
+    start["channels"]["a"]["at"] = end["channels"]["a"]["at"] - 20  # a log that was cut and went on otherwise
+    with pytest.raises(OptionsError, match="no message begins at position"):
+        rows(reader, start, end)
+    with pytest.raises(OptionsError, match="no message begins at position"):
+        stream(tmp_path, start='{"a": %d}' % start["channels"]["a"]["at"]).initialOffset()
 
 
 @formats

@@ -102,6 +102,13 @@ def test_all_folds_below_a_folder_are_one_table_and_logs_are_not_in_it(tmp_path:
     assert {row["fold"] for row in rows([str(tmp_path / "c"), str(tmp_path / "site" / "b")])} == {"b", "c"}
 
 
+def test_a_pipe_and_a_folder_that_only_looks_like_a_sidecar_do_not_hide_folds(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")  # opening it would wait for a writer
+    (tmp_path / "penstock-data").mkdir()
+    make("append-log", tmp_path / "penstock-data" / "latest.snap", 5)
+    assert {row["fold"] for row in rows(tmp_path, table="fold")} == {"penstock-data/latest.snap"}
+
+
 def test_logs_and_folds_do_not_mix_and_folds_do_not_stream(tmp_path: Path) -> None:
     make("append-log", tmp_path / "a.snap", 10)
     open_writer(str(tmp_path / "ticks")).close()

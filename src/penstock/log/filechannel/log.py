@@ -85,11 +85,16 @@ class FileChannelLog(ClosingHandle):
     def read(self, position: int, limit: int = DEFAULT_LIMIT) -> Batch:
         """Return messages from ``position`` on; CorruptionError on damage, which ``skip_damage`` steps over."""
         with self._lock:
-            if position != self._at:  # reading on needs no look at the folder
+            jumped = position != self._at  # reading on needs no look at the folder
+            if jumped:
                 first = self.first_position
                 if position < first:
                     raise ExpiredError(self.path, position, first)
             batch = self._walk.read(position, limit)
+            if jumped and not len(batch) and position < self.next_position:
+                batch = self._walk.read(position, limit)  # it may have come just now
+                if not len(batch):
+                    raise OptionsError(f"{self.path}: no message begins at position {position}")
             self._at = batch.next_position
         if not len(batch):
             self._check_same()

@@ -43,6 +43,8 @@ def recognise(disk: ReadDisk, path: str) -> bool:
     if found is None:
         return False
     if not found.is_folder:
+        if found.size < len(PGSS):  # or no file at all: opening a pipe would wait for its writer
+            return False
         with disk.open(path) as file:
             return file.read_at(0, len(PGSS)) == PGSS
     try:
@@ -85,7 +87,7 @@ def _stores(disk: ReadDisk, path: str, name: str, prefix: str) -> Iterator[Part]
     found = disk.stat(path)
     if found is not None and found.is_folder:
         for entry in disk.list(path):
-            if not entry.startswith(".") and "penstock-" not in entry:
+            if not entry.startswith(".") and ".penstock-" not in entry:
                 yield from _stores(disk, os.path.join(path, entry), prefix + entry, f"{prefix}{entry}/")
 
 
