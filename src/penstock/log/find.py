@@ -72,11 +72,14 @@ def _search(disk: ReadDisk, folder: str, prefix: str, formats: tuple[str, ...], 
         stat = disk.stat(path)
         if name.startswith(".") or ".penstock-" in name or stat is None or not stat.is_folder:
             continue
-        own = _folder_format(disk, path, formats)
-        if own is not None:
-            found.append(Found(prefix + name, path, own))
-        else:
-            _search(disk, path, f"{prefix}{name}/", formats, found, depth + 1)
+        try:
+            own = _folder_format(disk, path, formats)
+            if own is not None:
+                found.append(Found(prefix + name, path, own))
+            else:
+                _search(disk, path, f"{prefix}{name}/", formats, found, depth + 1)
+        except FileNotFoundError:
+            continue  # removed since it was listed
 
 
 def _folder_format(disk: ReadDisk, path: str, formats: tuple[str, ...]) -> str | None:

@@ -56,8 +56,9 @@ class SourceOptions:
     Spark has made durable, one batch behind."""
 
     fail_on_data_loss: bool = True
-    """``failOnDataLoss``: whether retention that overtook the reader ends it.  When not, the lost positions are
-    counted in the offset of the channel, which every progress report shows."""
+    """``failOnDataLoss``: whether retention that overtook the reader ends it, and damage that a message log steps over.
+    When not, the positions that retention took are counted in the offset of the channel, which every progress report
+    shows, and damage is logged."""
 
     # --- How fast
 

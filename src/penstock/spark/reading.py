@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from penstock.batch import Batch
 from penstock.disk import PosixDisk
-from penstock.errors import ExpiredError, ReplacedError
+from penstock.errors import CorruptionError, ExpiredError, ReplacedError
 from penstock.log.envelope import CONTENT, open_envelopes
 from penstock.log.face import LogReader
 from penstock.log.sidecar import identity_of
@@ -58,6 +58,8 @@ def read_batches(span: Span, *, fail_on_data_loss: bool = True) -> Iterator[Batc
                 logger.warning("%s: positions %d to %d are lost", log.path, at, min(exc.first, span.end))
                 at = exc.first
                 continue
+            if fail_on_data_loss:
+                _check_damage(log)
             if not len(batch) and batch.next_position < span.end:
                 if log.next_position >= span.end:
                     break  # a file without a record lies behind the last one
@@ -80,6 +82,12 @@ def _read(log: LogReader, position: int) -> Batch:
         if position >= first:
             raise
         raise ExpiredError(log.path, position, first) from None
+
+
+def _check_damage(log: LogReader) -> None:
+    """Refuse to go on behind damage that the log has stepped over: its records would be missing in silence."""
+    for problem in getattr(log, "damage", ()):
+        raise CorruptionError(problem.file, problem.byte, problem.reason)
 
 
 def check_identity(channel: Channel) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from penstock.disk import PosixDisk
-from penstock.errors import OptionsError
+from penstock.disk.posix import PosixFile
+from penstock.errors import ExpiredError, OptionsError
 from penstock.log.detect import open_log, open_writer
 from penstock.log.find import find_logs
 from penstock.log.sidecar import identity_of
@@ -97,3 +101,56 @@ def test_hidden_names_are_passed_over_and_those_that_only_look_like_a_sidecar_ar
         (tmp_path / name).parent.mkdir(exist_ok=True)
         Writer.precreate(tmp_path / name)
     assert [log.name for log in find_logs(str(tmp_path))] == ["penstock-data/ticks", "ticks"]
+
+
+class RacingDisk(PosixDisk):
+    """Does what another process might, just before the first file or folder of these names is looked into."""
+
+    def __init__(self, name: str, meanwhile: Callable[[], object]) -> None:
+        self.name, self.meanwhile = name, meanwhile
+
+    def open(self, path: str) -> PosixFile:
+        self._race(path)
+        return super().open(path)
+
+    def list(self, folder: str) -> list[str]:
+        self._race(folder)
+        return super().list(folder)
+
+    def _race(self, path: str) -> None:
+        if os.path.basename(path) == self.name:
+            self.name = ""
+            self.meanwhile()
+
+
+def test_a_channel_is_found_although_retention_takes_what_was_listed(tmp_path: Path) -> None:
+    def roll(count: int) -> None:
+        with Writer.open(tmp_path / "ticks", region_bytes=4096, roll_bytes=8192, keep_files=1) as writer:
+            writer.append_many([b"x" * 1000] * count)
+
+    roll(50)
+    before = {path.name for path in tmp_path.glob("ticks.*") if path.suffix[1:].isdigit()}
+    (listed,) = before
+    disk = RacingDisk(listed, lambda: roll(50))
+    assert [log.name for log in find_logs(str(tmp_path), disk=disk)] == ["ticks"]
+    assert not disk.name
+    assert not (tmp_path / listed).exists()
+
+
+def test_a_folder_that_is_removed_while_it_is_searched_is_no_log(tmp_path: Path) -> None:
+    Writer.precreate(tmp_path / "ticks")
+    open_writer(str(tmp_path / "queue"), format="filechannel").close()
+    disk = RacingDisk("queue", lambda: shutil.rmtree(tmp_path / "queue"))
+    assert [log.name for log in find_logs(str(tmp_path), disk=disk)] == ["ticks"]
+    assert not disk.name
+
+
+def test_a_file_that_retention_takes_while_it_is_cut_is_left_to_whoever_reads_it(tmp_path: Path) -> None:
+    with Writer.open(tmp_path / "ticks", region_bytes=4096, roll_bytes=8192) as writer:
+        writer.append_many([b"x" * 1000] * 50)
+    log = XChannelLog(str(tmp_path / "ticks"), RacingDisk("ticks", (tmp_path / "ticks").unlink))
+    spans = log.cut(80, log.next_position, 1)
+    assert spans[0][0] == 80
+    with pytest.raises(ExpiredError):
+        log.read(80)
+    log.close()

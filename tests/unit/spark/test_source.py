@@ -181,7 +181,7 @@ def test_a_contradiction_in_the_options_fails_at_once(bad: dict[str, str]) -> No
 def test_an_option_that_is_not_known_is_refused_by_name() -> None:
     with pytest.raises(OptionsError, match="option maxrecordpertrigger is not known: is it maxRecordsPerTrigger"):
         SourceOptions.of({"path": "x", "maxRecordPerTrigger": "5"})
-    with pytest.raises(OptionsError, match="option colour is not known; there are .*failOnDataLoss"):
+    with pytest.raises(OptionsError, match=r"option colour is not known; there are .*failOnDataLoss"):
         SourceOptions.of({"path": "x", "colour": "red"})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ from pyspark import cloudpickle
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import BinaryType, LongType, StringType, StructType
 
-from penstock.errors import ExpiredError, OptionsError, ReplacedError
+from penstock.errors import CorruptionError, ExpiredError, OptionsError, ReplacedError
 from penstock.log.filechannel import ChannelOptions, FileChannel
 from penstock.log.messagelog import MessageLog, MessageLogOptions
 from penstock.spark.source import PenstockSource
@@ -123,6 +124,23 @@ def test_a_log_made_again_while_a_task_reads_it_is_noticed(tmp_path: Path, kind:
         list(batches)
 
 
+def test_damage_that_a_message_log_steps_over_fails_unless_loss_is_allowed(tmp_path: Path) -> None:
+    fill("messagelog", tmp_path / "a", 200)
+    damaged = sorted((tmp_path / "a").glob("*.log"))[1]
+    data = bytearray(damaged.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    damaged.write_bytes(data)
+    strict, lenient = stream(tmp_path), stream(tmp_path, failOnDataLoss="false")
+    start = strict.initialOffset()
+    end = strict.latestOffset(start, ALL)
+    with pytest.raises(CorruptionError) as failed:
+        rows(strict, start, end)
+    assert failed.value.file == str(damaged)
+    found = rows(lenient, start, end)
+    assert (found[0], found[-1]) == (b"000000", b"000199")
+    assert len(found) < 200
+
+
 def test_a_place_in_the_middle_of_a_message_is_refused(tmp_path: Path) -> None:
     fill("filechannel", tmp_path / "a", 100)
     reader = stream(tmp_path)
@@ -132,7 +150,7 @@ def test_a_place_in_the_middle_of_a_message_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionsError, match="no message begins at position"):
         rows(reader, start, end)
     with pytest.raises(OptionsError, match="no message begins at position"):
-        stream(tmp_path, start='{"a": %d}' % start["channels"]["a"]["at"]).initialOffset()
+        stream(tmp_path, start=json.dumps({"a": start["channels"]["a"]["at"]})).initialOffset()
 
 
 @formats

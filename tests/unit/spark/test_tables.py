@@ -102,6 +102,21 @@ def test_all_folds_below_a_folder_are_one_table_and_logs_are_not_in_it(tmp_path:
     assert {row["fold"] for row in rows([str(tmp_path / "c"), str(tmp_path / "site" / "b")])} == {"b", "c"}
 
 
+def test_a_fold_is_read_at_its_cursor_and_not_in_the_middle_of_an_apply(tmp_path: Path) -> None:
+    path = tmp_path / "latest.snap"
+    with AppendLogStore.open(path) as store:
+        for number in (1, 2):
+            store.apply([KvUpdate.put(key, b"%d" % number, number) for key in "abc"], WatchCursor.of(number))
+            if number == 1:
+                whole = path.stat().st_size
+    written = path.read_bytes()
+    for size in range(whole, len(written)):  # as a reader may find the file while the second apply is written
+        path.write_bytes(written[:size])
+        assert {row["value"] for row in rows(path)} == {b"1"}
+    path.write_bytes(written)
+    assert {row["value"] for row in rows(path)} == {b"2"}
+
+
 def test_a_pipe_and_a_folder_that_only_looks_like_a_sidecar_do_not_hide_folds(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")  # opening it would wait for a writer
     (tmp_path / "penstock-data").mkdir()

@@ -12,6 +12,7 @@ from penstock.log.messagelog.format import Stop, segment_number
 from penstock.log.messagelog.segment import Found, Segment
 from penstock.log.sidecar import Sidecar
 from penstock.metrics import REGISTRY
+from penstock.types import Problem
 
 __all__ = ["Folder"]
 
@@ -32,7 +33,8 @@ class Folder:
         self._disk, self.path, self._sidecar = disk, path, sidecar
         self._open: dict[int, Segment] = {}
         self._alone: set[int] = set()  # segments that repeat nothing of the one before
-        self._warned: set[tuple[str, int]] = set()
+        self.damage: dict[tuple[str, int], Problem] = {}
+        """What reading has stepped over so far, by file and byte."""
         self.numbers = self._list()
         """The numbers of the segments, growing, as of the last refresh."""
         self._log_id = self._identity()
@@ -177,8 +179,8 @@ class Folder:
 
     def _warn(self, path: str, damage: tuple[int, Stop]) -> None:
         byte, stop = damage
-        if (path, byte) in self._warned:
+        if (path, byte) in self.damage:
             return
-        self._warned.add((path, byte))
+        problem = self.damage[path, byte] = Problem(path, byte, f"a sealed segment is damaged here ({stop.name})")
         CRC_FAILURES.add()
-        logger.warning("%s at byte %d: a sealed segment is damaged here (%s)", path, byte, stop.name)
+        logger.warning("%s", problem)

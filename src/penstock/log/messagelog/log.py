@@ -102,6 +102,12 @@ class MessageLogReader(ClosingHandle):
         identity = self._sidecar.identity()
         return "raw" if identity is None else identity.content
 
+    @property
+    def damage(self) -> list[Problem]:
+        """What reading has stepped over so far."""
+        with self._lock:
+            return list(self._folder.damage.values())
+
     # --- Reading
 
     def read(self, position: int, limit: int = DEFAULT_LIMIT) -> Batch:

@@ -16,7 +16,7 @@ from penstock.errors import CorruptionError, ExpiredError, OptionsError, Penstoc
 from penstock.kernel import Cursor
 from penstock.log.options import DEFAULT_LIMIT
 from penstock.log.sidecar import Sidecar
-from penstock.log.xchannel.files import ChannelFile, discover, problem_at, sidecar_prefix
+from penstock.log.xchannel.files import LOOKS, ChannelFile, discover, problem_at, sidecar_prefix
 from penstock.log.xchannel.format import (
     FIRST_SLOT,
     SLOT_BYTES,
@@ -116,7 +116,10 @@ class XChannelLog(Handle):
         spans: list[tuple[int, int]] = []
         for sequence in (number for number in self._sequences() if first <= number <= last):
             if not region:
-                file = ChannelFile.open(self._disk, self.path, sequence)
+                try:
+                    file = ChannelFile.open(self._disk, self.path, sequence)
+                except FileNotFoundError:
+                    continue  # retention took it: whoever reads it says so
                 region = file.region_bytes
                 file.close()
             found = self._disk.stat(file_path(self.path, sequence))
@@ -317,17 +320,32 @@ def logs_in(disk: ReadDisk, folder: str) -> list[str]:
     ``ticks.7`` belongs to ``ticks`` when its header says that it is number 7, also after ``ticks`` itself expired; and
     whatever its header says while ``ticks`` is there, because readers of ``ticks`` go on in it.
     """
-    found = set()
+    found: set[str] = set()
+    for _ in range(LOOKS):
+        found, vanished = _named_by_headers(disk, folder)
+        if vanished <= found:
+            break  # else retention took every file of a channel that was listed, so there may be newer ones
+    rolled = {name for name in found if ROLLED.fullmatch(name) and name.rpartition(".")[0] in found}
+    return sorted(found - rolled)
+
+
+def _named_by_headers(disk: ReadDisk, folder: str) -> tuple[set[str], set[str]]:
+    """Return the names that headers give, and those of files that were listed and gone at the second look."""
+    found, vanished = set(), set()
     for name in disk.list(folder):
+        if ".penstock-" in name:
+            continue
         path = os.path.join(folder, name)
         stat = disk.stat(path)
-        if ".penstock-" in name or stat is None or stat.is_folder or stat.size < FIRST_SLOT:
+        if stat is not None and (stat.is_folder or stat.size < FIRST_SLOT):
             continue
         try:
             with disk.open(path) as file:
                 sequence = ChannelHeader.decode(path, file.read_at(0, FIRST_SLOT)).sequence
         except PenstockError:
             continue
+        except FileNotFoundError:
+            vanished.add(name.rpartition(".")[0] if ROLLED.fullmatch(name) else name)
+            continue
         found.add(name.removesuffix(f".{sequence}") if sequence else name)
-    rolled = {name for name in found if ROLLED.fullmatch(name) and name.rpartition(".")[0] in found}
-    return sorted(found - rolled)
+    return found, vanished

@@ -20,7 +20,7 @@ from penstock.errors import OptionsError
 from penstock.spark.columns import pieces
 from penstock.spark.options import SourceOptions
 from penstock.spark.tables import Part
-from penstock.store import detect_backend, open_store
+from penstock.store import AppendLogOptions, AppendLogStore, StoreReader, detect_backend, open_store
 
 __all__ = ["SCHEMA", "plan", "read", "recognise"]
 
@@ -69,7 +69,7 @@ def plan(options: SourceOptions) -> list[Part]:
 
 def read(part: Part, options: SourceOptions, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield the entries of one store in key order."""
-    with open_store(part.path) as store:
+    with _open(part.path) as store:
         for found in store.scan(options.key_prefix):
             extra = {"key": found.keys, "version": found.versions}
             whole = Batch(found.buffer, np.arange(len(found), dtype=np.int64), found.values, extra=extra)
@@ -78,6 +78,13 @@ def read(part: Part, options: SourceOptions, schema: pa.Schema) -> Iterator[pa.R
                 batch = found[at : at + len(piece)]
                 at += len(piece)
                 yield pa.RecordBatch.from_arrays([_column(batch, part, field.name) for field in schema], schema=schema)
+
+
+def _open(path: str) -> StoreReader:
+    """Open a store at one cursor: the end of an append log may be an apply that is being written."""
+    if detect_backend(path) == AppendLogStore.backend:
+        return AppendLogStore.open(path, AppendLogOptions(unfinished="drop"), read_only=True)
+    return open_store(path)
 
 
 def _stores(disk: ReadDisk, path: str, name: str, prefix: str) -> Iterator[Part]:
