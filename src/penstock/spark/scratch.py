@@ -33,9 +33,13 @@ def make_scratch() -> str:
     True
     """
     remove_abandoned()
-    folder = tempfile.mkdtemp(prefix=PREFIX)
-    _held[folder] = PosixDisk().lock(os.path.join(folder, LOCK))
-    os.mkdir(os.path.join(folder, TEMPORARY))
+    # It gets its name when its lock is held: another session that starts now must not take it for abandoned.
+    unnamed = tempfile.mkdtemp(prefix=f".{PREFIX}")
+    held = PosixDisk().lock(os.path.join(unnamed, LOCK))
+    os.mkdir(os.path.join(unnamed, TEMPORARY))
+    folder = os.path.join(os.path.dirname(unnamed), os.path.basename(unnamed)[1:])
+    os.rename(unnamed, folder)
+    _held[folder] = held
     owner = os.getpid()
 
     def remove() -> None:

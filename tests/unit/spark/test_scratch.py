@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.disk import PosixDisk
+from penstock.disk.posix import PosixLock
 from penstock.spark import scratch
 
 OWNER = """
@@ -61,3 +63,22 @@ def test_a_folder_that_is_just_being_made_is_left_alone(room: Path) -> None:
     (room / "other").mkdir()
     assert scratch.remove_abandoned() == []
     assert sorted(path.name for path in room.iterdir()) == ["other", f"{scratch.PREFIX}new"]
+
+
+def test_a_session_that_starts_meanwhile_does_not_take_a_new_folder_for_abandoned(
+    room: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removed: list[str] = []
+
+    class Interrupted(PosixDisk):
+        def lock(self, path: str) -> PosixLock:
+            Path(path).touch()  # the file is there, and nobody holds it yet
+            monkeypatch.setattr(scratch, "PosixDisk", PosixDisk)
+            removed.extend(scratch.remove_abandoned())
+            return super().lock(path)
+
+    monkeypatch.setattr(scratch, "PosixDisk", Interrupted)
+    folder = Path(scratch.make_scratch())
+    assert removed == []
+    assert (folder / "tmp").is_dir()
+    assert list(room.iterdir()) == [folder]
