@@ -3,11 +3,11 @@
 ``session()`` starts a quiet local Spark that knows the format ``penstock``; ``register(spark)`` teaches it to a session
 that is there already.  Everything else is in the modules:
 
-    plan       pure: which spans of which channels are read, by whom        source    spark.read.format("penstock")
-    columns    what a batch looks like to Spark                             stream
-    spark.readStream.format("penstock") decode     payloads into columns, bad ones beside an error
-    sinks     write(Stream).format("penstock") lake       Delta tables, one commit a batch
-    pipelines/  functions on DataFrames
+    source     spark.read.format("penstock")              decode      payloads into columns, bad ones beside an error
+    stream     spark.readStream.format("penstock")        sinks       write(Stream).format("penstock")
+    tables/    folds, and the metadata of channels        lake        Delta tables, one commit a batch
+    plan       which spans are read, and by whom          columns     what a batch looks like to Spark
+    pipelines/ functions on DataFrames
 """
 
 from penstock.spark.session import register, session

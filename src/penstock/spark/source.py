@@ -194,21 +194,17 @@ def wanted_columns(schema: StructType) -> tuple[Column, ...]:
 
 def added_columns(channels: Iterable[Channel]) -> tuple[Column, ...]:
     """Return what the formats of these channels add, looking at one record for each format and content."""
-    seen: dict[tuple[str, str], tuple[Column, ...]] = {}
+    seen: set[tuple[str, str]] = set()
+    added: dict[str, Column] = {}
     for channel in channels:
         with channel.open() as log:
             content = str(getattr(log, "content", "raw"))
             if (channel.format, content) in seen:
                 continue
             batch = log.read(log.first_position, 1)
-            columns = columns_of_batch(batch, content)
-            if len(batch):
-                seen[channel.format, content] = columns
-            elif columns:
-                seen.setdefault((channel.format, content), columns)
-    added: dict[str, Column] = {}
-    for columns in seen.values():
-        for column in columns:
+        if len(batch):  # an empty log may say less
+            seen.add((channel.format, content))
+        for column in columns_of_batch(batch, content):
             if added.setdefault(column.name, column).type != column.type:
                 raise OptionsError(f"column {column.name} has two types in these channels: give a schema(...)")
     return tuple(added.values())

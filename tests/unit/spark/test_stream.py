@@ -19,7 +19,7 @@ from penstock.log.sidecar import sidecar_of
 from penstock.log.xchannel import Writer
 from penstock.spark import stream as stream_module
 from penstock.spark.plan import Channel
-from penstock.spark.source import PenstockSource
+from penstock.spark.source import ExportSource, PenstockSource
 from penstock.spark.stream import LogStreamReader
 
 SCHEMA = StructType().add("channel", StringType()).add("position", LongType()).add("payload", BinaryType())
@@ -312,6 +312,23 @@ def test_retention_between_the_bounds_and_the_limit_fails_or_is_counted(tmp_path
         assert end["channels"]["a"]["lost"] == first - start["channels"]["a"]["at"]
         assert rows(reader, start, end) == []
         assert len(rows(reader, end, reader.latestOffset(end, ReadMaxRows(10)))) == 10
+
+
+def test_an_export_goes_on_behind_what_retention_took_since_it_was_planned(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    fill(tmp_path / "in" / "a", 3000, roll_bytes=8192)
+    source = {"path": str(tmp_path / "in"), "table": str(tmp_path / "lake"), "whole": "true"}
+    for strict in ("false", "true"):
+        reader = ExportSource({**source, "failOnDataLoss": strict}).streamReader(SCHEMA)
+        start = reader.initialOffset()
+        (task,) = reader.partitions(start, reader.latestOffset(start, ALL))
+        (tmp_path / "in" / "a").rename(tmp_path / "taken")
+        if strict == "true":
+            with pytest.raises(ExpiredError):
+                list(reader.read(task))
+        else:
+            assert 0 < next(iter(reader.read(task))).to_pylist()[0]["records"] < 3000
+        (tmp_path / "taken").rename(tmp_path / "in" / "a")
 
 
 def test_a_start_at_which_nothing_begins_is_refused(tmp_path: Path) -> None:
