@@ -6,6 +6,7 @@ Every decoder keeps every row.  A payload that does not decode has nulls where i
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, cast
 
 from penstock.errors import OptionsError
@@ -36,6 +37,7 @@ def decode(frame: DataFrame, content: str, schema: str | StructType | None = Non
         case "text":
             return decode_text(frame)
         case "raw":
+            _check_free(frame, ["error"])
             from pyspark.sql import functions as F  # noqa: N812
 
             return frame.withColumn("error", F.lit(None).cast("string"))
@@ -52,10 +54,7 @@ def decode_json(frame: DataFrame, schema: str | StructType, *, into: str | None 
     from pyspark.sql.types import StringType, StructType
 
     fields = schema if isinstance(schema, StructType) else cast("StructType", StructType.fromDDL(schema))
-    taken = set(frame.columns) & set(fields.names) if into is None else set(frame.columns) & {into}
-    if taken or "error" in frame.columns:
-        names = ", ".join(sorted(taken)) or "error"
-        raise OptionsError(f"there is a column {names} already: rename it, or give into= another name")
+    _check_free(frame, [*fields.names, "error"] if into is None else [into, "error"])
     # Spark stops reading where an object ends and never sees what follows it; inside another object it has to.
     whole = StructType().add(VALUE, fields).add(BROKEN, StringType())
     text = F.col("payload").cast("string")
@@ -96,7 +95,14 @@ def with_key(frame: DataFrame, path: str) -> DataFrame:
 
 
 def decode_text(frame: DataFrame, *, into: str = "text") -> DataFrame:
-    """Add UTF-8 payloads as a string column."""
+    """Add UTF-8 payloads as a string column.
+
+    >>> from types import SimpleNamespace
+    >>> decode_text(SimpleNamespace(columns=["payload", "text"]))
+    Traceback (most recent call last):
+    penstock.errors.OptionsError: there is a column text already: rename it, or give into= another name
+    """
+    _check_free(frame, [into, "error"])
     from pyspark.sql import functions as F  # noqa: N812
 
     text = F.col("payload").cast("string")
@@ -109,3 +115,10 @@ def split_errors(frame: DataFrame) -> tuple[DataFrame, DataFrame]:
     from pyspark.sql import functions as F  # noqa: N812
 
     return frame.where(F.col("error").isNull()).drop("error"), frame.where(F.col("error").isNotNull())
+
+
+def _check_free(frame: DataFrame, names: Iterable[str]) -> None:
+    """Refuse to put a column in the place of another."""
+    taken = sorted(set(frame.columns) & set(names))
+    if taken:
+        raise OptionsError(f"there is a column {', '.join(taken)} already: rename it, or give into= another name")
