@@ -18,6 +18,7 @@ from penstock.spark.filters import TOP, Filters
 __all__ = ["SourceOptions"]
 
 FLAGS: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+LARGEST_BATCH: Final = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +76,7 @@ class SourceOptions:
     """``partitions``: how many tasks there should be even when each then reads less than partitionBytes."""
 
     batch_bytes: int = 4 << 20
-    """``batchBytes``: payload of one Arrow batch."""
+    """``batchBytes``: payload of one Arrow batch, at most 1g: Spark takes less than 2 GiB."""
 
     def __post_init__(self) -> None:
         if not self.paths:
@@ -86,10 +87,12 @@ class SourceOptions:
             raise OptionsError(f"start={self.start!r}: must be earliest, latest, or JSON of channel to position")
         if self.cursor is not None and not CURSOR_NAME.fullmatch(self.cursor):
             raise OptionsError(f"cursor={self.cursor!r}: must be 1 to 64 letters, digits, dots, dashes or underscores")
-        for name in ("max_records", "max_bytes", "partition_bytes", "partitions", "batch_bytes"):
+        for option, name, _ in OPTIONS:
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise OptionsError(f"{name}={value}: must be at least 1")
+            if isinstance(value, int) and not isinstance(value, bool) and value < 1:
+                raise OptionsError(f"{option}={value}: must be at least 1")
+        if self.batch_bytes > LARGEST_BATCH:
+            raise OptionsError(f"batchBytes={self.batch_bytes}: must be at most 1g")
 
     @classmethod
     def of(cls, options: Mapping[str, str], also: Iterable[str] = ()) -> SourceOptions:

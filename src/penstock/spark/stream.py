@@ -141,10 +141,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 continue
             channel = channels.get(name)
             if channel is None:
-                if self.options.fail_on_data_loss:
-                    raise ReplacedError(name, f"the channel is gone, but was to be read from {begin} to {place['at']}")
                 first = place["at"]
-                logger.warning("%s is gone: positions %d to %d are lost", name, begin, first)
+                self._gone(name, begin, first)
             else:
                 _check_same(channel, place)
                 first = self._available(channel, begin, self._bounds(channel)[0])
@@ -284,11 +282,14 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         at, end = place["at"], self._seen.pop(name, 0)
         if at >= end:
             return
+        self._gone(name, at, end)
+        place["from"] = place["at"] = end
+        place["lost"] = int(place.get("lost", 0)) + end - at
+
+    def _gone(self, name: str, at: int, end: int) -> None:
         if self.options.fail_on_data_loss:
             raise ReplacedError(name, f"the channel is gone, and was not read from {at} to {end}")
         logger.warning("%s is gone: positions %d to %d are lost", name, at, end)
-        place["from"] = place["at"] = end
-        place["lost"] = int(place.get("lost", 0)) + end - at
 
     def _available(self, channel: Channel, at: int, first: int) -> int:
         if at >= first:

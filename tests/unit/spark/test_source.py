@@ -171,6 +171,7 @@ def test_what_a_format_adds_gets_a_type_spark_takes() -> None:
         {"path": "x", "channels": "[]"},
         {"path": "x", "kinds": ""},
         {"path": "x", "cursor": "../up"},
+        {"path": "x", "batchBytes": "2g"},
     ],
 )
 def test_a_contradiction_in_the_options_fails_at_once(bad: dict[str, str]) -> None:
@@ -193,3 +194,8 @@ def test_channels_whose_names_have_commas_are_named_in_json() -> None:
 def test_options_have_no_case_and_sizes_have_units() -> None:
     options = SourceOptions.of({"PATHS": '["a", "b"]', "PartitionBytes": "64m", "start": '{"a": 5}'})
     assert (options.paths, options.partition_bytes, options.start) == (("a", "b"), 64 << 20, {"a": 5})
+
+
+def test_a_value_that_is_too_small_is_told_by_the_name_of_its_option() -> None:
+    with pytest.raises(OptionsError, match="maxRecordsPerTrigger=0: must be at least 1"):
+        SourceOptions.of({"path": "x", "maxRecordsPerTrigger": "0"})
