@@ -175,7 +175,7 @@ class LogStreamWriter(DataSourceStreamArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Append what was staged, unless this batch was appended before."""
         query = query_of(self.options.checkpoint)
-        append_staged(self.options, batchId, _staged(messages), query=query, in_a_row=True)
+        append_staged(self.options, batchId, _staged(messages), query=query)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803, ARG002
         """Remove what was staged, unless a batch that was begun needs it."""
@@ -219,12 +219,11 @@ def stage(options: SinkOptions, batches: Iterator[pa.RecordBatch]) -> Staged:
 # --- The driver
 
 
-def append_staged(
-    options: SinkOptions, batch: int, staged: Sequence[Staged], *, query: str = "", in_a_row: bool = False
-) -> int:
+def append_staged(options: SinkOptions, batch: int, staged: Sequence[Staged], *, query: str | None = None) -> int:
     """Append a batch to the log, or what a driver that died left out of it; return how many records were appended.
 
-    With ``in_a_row`` batches are numbered from 0 on without a hole, as those of a stream are.
+    ``query`` is the id of the stream whose batch this is, empty where that is not known.  The batches of a stream are
+    numbered from 0 on without a hole.
     """
     with contextlib.closing(_open(options)) as writer:
         disk = PosixDisk()
@@ -233,7 +232,7 @@ def append_staged(
         before = read_intent(sidecar, options.app)
         if before is not None and before.log != identity:
             before = None  # it was noted for a log that had this name earlier
-        _check_turn(options, before, batch, query, in_a_row=in_a_row)
+        _check_turn(options, before, batch, query)
         if before is not None and (before.batch > batch or (before.batch == batch and before.done)):
             clear_staged(options)
             return 0
@@ -241,7 +240,7 @@ def append_staged(
             intent = msgspec.structs.replace(before, skip=count_present(options, before))
         else:
             files = [message.file for message in staged if message.records]
-            intent = Intent(batch, files, 0, log=identity, query=query)
+            intent = Intent(batch, files, 0, log=identity, query=query or "")
             _check_staged(options, staged)
         writer.sync()  # where the log ends must be where it still ends after a power cut
         intent = msgspec.structs.replace(intent, start=_end_of(options.path))
@@ -253,7 +252,7 @@ def append_staged(
     return appended
 
 
-def _check_turn(options: SinkOptions, before: Intent | None, batch: int, query: str, *, in_a_row: bool) -> None:
+def _check_turn(options: SinkOptions, before: Intent | None, batch: int, query: str | None) -> None:
     """Refuse a batch that cannot be the one after, or the same as, the last one of its application."""
     if before is not None and before.query and query and before.query != query:
         raise ConflictError(
@@ -265,10 +264,10 @@ def _check_turn(options: SinkOptions, before: Intent | None, batch: int, query: 
         raise ConflictError(
             f"{options.path}: batch {last} of {options.app} was never finished, but batch {batch} is here"
         )
-    if in_a_row and batch > last + 1:
+    if query is not None and batch > last + 1:
         raise ConflictError(
-            f"{options.path}: batch {batch} of {options.app} is here, but not batch {last + 1}: the log was made again, "
-            "or the query had another appId; start it with a new checkpoint"
+            f"{options.path}: batch {batch} of {options.app} is here, but not batch {last + 1}: the log was made "
+            "again, or the query had another appId; start it with a new checkpoint"
         )
 
 

@@ -104,9 +104,7 @@ def enveloped(batch: pa.RecordBatch, payload: pa.Array) -> pa.Array:
         if len(batch) and not 0 <= numbers.min() <= numbers.max() <= largest:
             raise OptionsError(f"{name} must be between 0 and {largest}")
         head[name] = numbers
-    head["event_time_ns"] = (
-        column("event_time_ns", pa.int64(), 0).to_numpy().view(np.uint64)
-    )  # the bits, as they are read
+    head["event_time_ns"] = column("event_time_ns", pa.int64(), 0).to_numpy().view(np.uint64)  # the bits as read
     head["key_bytes"], head["headers_bytes"] = pc.binary_length(key).to_numpy(), pc.binary_length(headers).to_numpy()
     heads = pa.Array.from_buffers(pa.binary(HEAD.size), len(batch), [None, pa.py_buffer(head)]).cast(pa.binary())
     return pc.binary_join_element_wise(heads, key, headers, payload, pa.scalar(b"", pa.binary()))
