@@ -69,6 +69,8 @@ DELTA: Final = {
     "double": "double",
 }
 """Types of a table by Delta's name, as Spark names them: those that columns of channels have."""
+PATTERN: Final = re.compile(r"[\[\]{}*?]")
+"""What Spark takes for a pattern in the name of a file, unless a backslash is before it."""
 UNREADABLE: Final = re.compile(r"%[0-9A-Fa-f]{2}|\\")
 
 
@@ -388,7 +390,7 @@ def _frame_of(spark: SparkSession, table: DeltaTable, files: Iterable[str]) -> D
     paths = list(files)
     if not paths:
         return spark.createDataFrame([], schema)
-    return spark.read.schema(schema).option("__globPaths__", "false").parquet(*paths)
+    return spark.read.schema(schema).parquet(*(PATTERN.sub(r"\\\g<0>", path) for path in paths))
 
 
 def _export_options(

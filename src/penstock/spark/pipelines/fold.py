@@ -18,7 +18,6 @@ import contextlib
 import os
 import shutil
 import time
-import uuid
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -120,7 +119,7 @@ def fold_into(spark: SparkSession, log: str, store: str, *, backend: str = Appen
         start, end, source = _bounds(log, target)
         summary = FoldSummary()
         if start < end:
-            with contextlib.closing(staged_latest(spark, log, store, start, end)) as staged:
+            with contextlib.closing(staged_latest(spark, log, f"{store}.penstock-staged", start, end)) as staged:
                 summary = _apply(log, source, target, staged)
         target.settle()
         summary.entries, summary.digest = target.count(), target.digest()
@@ -202,12 +201,12 @@ def _bounds(log: str, store: SnapshotStore) -> tuple[int, int, Source]:
         return at, end, source
 
 
-def staged_latest(spark: SparkSession, log: str, store: str, start: int, end: int) -> Generator[pa.RecordBatch]:
-    """Yield the latest change of each key between two positions of a log; meanwhile they lie beside the store.
+def staged_latest(spark: SparkSession, log: str, staging: str, start: int, end: int) -> Generator[pa.RecordBatch]:
+    """Yield the latest change of each key between two positions of a log; meanwhile they lie in the folder ``staging``.
 
-    Spark writes them to files: they may be more than the memory of this process takes.
+    Spark writes them to files: they may be more than the memory of this process takes.  What a run that was killed has
+    left there is replaced.
     """
-    staging = f"{store}.penstock-staged-{uuid.uuid4().hex[:12]}"
     frame = (
         spark.read.format("penstock")
         .schema("position long, key binary, op int, payload binary")
@@ -216,7 +215,7 @@ def staged_latest(spark: SparkSession, log: str, store: str, start: int, end: in
         .load(log)
     )
     try:
-        latest(frame).write.option("compression", "lz4").parquet(staging)
+        latest(frame).write.mode("overwrite").option("compression", "lz4").parquet(staging)
         for name in sorted(os.listdir(staging)):
             if name.endswith(".parquet"):
                 with pq.ParquetFile(os.path.join(staging, name)) as file:
