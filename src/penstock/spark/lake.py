@@ -91,8 +91,6 @@ def open_table(table: str) -> DeltaTable | None:
     except ImportError:
         raise UnsupportedError("the lake needs deltalake: pip install 'penstock[spark]'") from None
     table = local_path(table)
-    if UNREADABLE.search(os.path.abspath(table)):
-        raise OptionsError(f"{table}: delta-rs takes % with two digits, and a backslash, for another character")
     if not os.path.isdir(os.path.join(table, "_delta_log")):
         return None
     try:
@@ -168,6 +166,8 @@ def commit_files(
     properties = CommitProperties(app_transactions=transactions)
     delta = Schema.from_arrow(schema)
     if existing is None:
+        if UNREADABLE.search(os.path.abspath(local_path(table))):
+            raise OptionsError(f"{table}: delta-rs takes % with two digits, and a backslash, for another character")
         os.makedirs(local_path(table), exist_ok=True)
         create_table_with_add_actions(local_path(table), delta, actions, mode="error", commit_properties=properties)
         return True

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,6 +47,9 @@ from penstock.spark.records import RAW, STAGED, check_schema, records_of
 __all__ = ["SinkOptions", "Staged", "Intent", "LogBatchWriter", "LogStreamWriter", "append_staged", "stage"]
 
 LOCK_SECONDS: Final = 30.0
+ONCE: Final = "once-"
+"""How the names of batch writes begin that have no batchId."""
+ABANDONED_SECONDS: Final = 7 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +140,7 @@ class LogBatchWriter(DataSourceArrowWriter):
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         check_schema(schema, options.content)
         self.once = options.batch is None
-        self.options = replace(options, app=f"once-{uuid.uuid4().hex}") if self.once else options
+        self.options = replace(options, app=ONCE + uuid.uuid4().hex) if self.once else options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         """Stage the rows of one task."""
@@ -249,6 +253,7 @@ def append_staged(options: SinkOptions, batch: int, staged: Sequence[Staged], *,
         writer.sync()
         write_intent(sidecar, options.app, msgspec.structs.replace(intent, done=True))
         clear_staged(options)
+        remove_abandoned(options, sidecar)
     return appended
 
 
@@ -338,6 +343,21 @@ def clear_staged(options: SinkOptions, keep: Sequence[str] = ()) -> None:
                 disk.remove(os.path.join(folder, name))
     with contextlib.suppress(OSError):  # not empty: a task that nobody waits for any more may still be writing
         disk.remove_folder(folder)
+
+
+def remove_abandoned(options: SinkOptions, sidecar: Sidecar) -> None:
+    """Remove what batch writes without a batchId have left that were killed: nobody can go on with them.
+
+    Nothing tells one that was killed from one that runs, except that it has staged nothing for a week.
+    """
+    disk, staged = PosixDisk(), _staging(replace(options, app=ONCE))
+    for name in disk.list(folder_of(staged)):
+        if name.startswith(os.path.basename(staged)):
+            path = os.path.join(folder_of(staged), name)
+            if time.time() - os.stat(path).st_mtime > ABANDONED_SECONDS:
+                shutil.rmtree(path, ignore_errors=True)
+                with contextlib.suppress(FileNotFoundError):
+                    disk.remove(_intent_path(sidecar, ONCE + path.removeprefix(staged)))
 
 
 def _append(options: SinkOptions, writer: LogWriter, intent: Intent) -> int:

@@ -7,6 +7,7 @@ import itertools
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,47 @@ def test_an_abort_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Monk
             once.commit(staged)
     once.abort([None])
     assert not [name for name in os.listdir(tmp_path) if "staged" in name or "once" in name]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_what_killed_batch_writes_have_left_is_removed_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str
+) -> None:
+    options = {"path": str(tmp_path / "out"), "logFormat": format}
+    killed = PenstockSource(options).writer(SCHEMA, False)
+    staged = [killed.write(batches(0, 6))]
+    with monkeypatch.context() as patch:
+        dying_at(patch, 2)
+        with pytest.raises(Killed):
+            killed.commit(staged)
+    running = PenstockSource(options).writer(SCHEMA, False)
+    staged = [running.write(batches(0, 6))]
+    old = tmp_path / f"out.penstock-staged-{killed.options.app}"
+    os.utime(old, (0, 0))
+    other = PenstockSource(options).writer(SCHEMA, False)
+    other.commit([other.write(batches(0, 3))])
+    left = [path.name for path in tmp_path.rglob("*") if "once-" in path.name and path.name[-6:] != ".arrow"]
+    assert left == [f"out.penstock-staged-{running.options.app}"]  # it may still be running
+    running.commit(staged)
+    assert not [path.name for path in tmp_path.rglob("*") if "once-" in path.name]
+
+
+def test_queries_that_write_to_one_log_at_once_lose_and_repeat_nothing(tmp_path: Path) -> None:
+    def write(app: str) -> None:
+        options = SinkOptions(path=str(tmp_path / "out"), app=app)
+        for batch in range(5):
+            for _ in range(2):
+                rows = pa.RecordBatch.from_pydict({"payload": [f"{app}.{batch}.{n}" for n in range(50)]})
+                append_staged(options, batch, [stage(options, iter([rows]))], query=app)
+
+    apps = ("a", "b", "c")
+    with ThreadPoolExecutor(len(apps)) as pool:
+        for done in [pool.submit(write, app) for app in apps]:
+            done.result()
+    found = own(SinkOptions(path=str(tmp_path / "out"), app="a"))
+    for app in apps:
+        mine = [payload for payload in found if payload.startswith(app.encode())]
+        assert mine == [b"%s.%d.%d" % (app.encode(), batch, n) for batch in range(5) for n in range(50)]
 
 
 @pytest.mark.parametrize("format", FORMATS)
