@@ -234,8 +234,8 @@ def append_staged(options: SinkOptions, batch: int, staged: Sequence[Staged], *,
         sidecar = sidecar_of(disk, options.path)  # of a log that is there: where it is depends on the format
         identity = identity_of(disk, options.path)
         before = read_intent(sidecar, options.app)
-        if before is not None and before.log != identity:
-            before = None  # it was noted for a log that had this name earlier
+        if before is not None and (before.log != identity or before.start > _end_of(options.path)):
+            before = None  # it was noted for a log that had this name earlier; a foreign one has no identity
         _check_turn(options, before, batch, query)
         if before is not None and (before.batch > batch or (before.batch == batch and before.done)):
             clear_staged(options)

@@ -191,6 +191,18 @@ def test_a_log_that_was_made_again_takes_its_batches_again(tmp_path: Path, forma
     assert own(options) == numbers(3)
 
 
+def test_a_foreign_log_that_was_made_again_is_told_by_its_end(tmp_path: Path) -> None:
+    options = SinkOptions(path=str(tmp_path / "out"), app="test")
+    for batch, count in ((5, 9), (0, 3)):
+        with Writer.open(options.path) as writer:
+            writer.append_many([OTHER] * count)
+        os.remove(tmp_path / "out.penstock-id")  # as the original implementation leaves it
+        for _ in range(2):
+            append_staged(options, batch, [stage(options, batches(0, count))])
+        assert own(options) == numbers(count)
+        os.remove(options.path)
+
+
 def stream_at(folder: Path, checkpoint: str, query: str) -> Any:
     """Return the writer of a stream whose checkpoint is there, as Spark makes it before the first batch."""
     (folder / checkpoint).mkdir(exist_ok=True)
