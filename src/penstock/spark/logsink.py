@@ -253,7 +253,8 @@ def append_staged(options: SinkOptions, batch: int, staged: Sequence[Staged], *,
         writer.sync()
         write_intent(sidecar, options.app, msgspec.structs.replace(intent, done=True))
         clear_staged(options)
-        remove_abandoned(options, sidecar)
+        if options.app.startswith(ONCE):
+            remove_abandoned(options, sidecar)
     return appended
 
 
