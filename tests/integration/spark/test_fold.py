@@ -144,7 +144,7 @@ def test_a_fold_that_died_half_way_is_begun_again(spark: Any, tmp_path: Path, mo
         applied = AppendLogStore.apply
 
         def dies_at_the_cursor(self: Any, updates: Any, cursor: Any) -> None:
-            if not cursor.at_start:
+            if cursor != FILLING:
                 raise KeyboardInterrupt
             applied(self, updates, cursor)
 
