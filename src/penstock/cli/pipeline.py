@@ -230,15 +230,14 @@ def audit(
     """
     from penstock.spark import lake
     from penstock.spark.pipelines.audit import audit as compared
-    from penstock.spark.pipelines.audit import audit_fold, audit_logs
+    from penstock.spark.pipelines.audit import audit_fold, audit_logs, beginnings
 
     with on_spark("auditing", master, cores, memory) as (spark, _):
         logs = audit_logs(spark, channels)
         rows = _print([{**msgspec.structs.asdict(item), "ok": item.ok} for item in logs], json=json, check="log")
         if table is not None:
-            source = spark.read.format("penstock").schema("channel string, position long").load(channels)
-            held = lake.read(spark, table).select("channel", "position")
-            rows += _print(compared(source, held), json=json, check="table")
+            source = spark.read.format("penstock").load(channels)
+            rows += _print(compared(source, lake.read(spark, table), beginnings(channels)), json=json, check="table")
         if store is not None:
             found = audit_fold(spark, channels, store)
             rows += _print([{**msgspec.structs.asdict(found), "ok": found.ok}], json=json, check="fold")

@@ -23,6 +23,7 @@ from pyspark.sql.types import StructType
 
 from penstock.errors import OptionsError, UnsupportedError
 from penstock.kv import Connection, EmbeddedConnection, KvStore, NatsConnection, NatsOptions
+from penstock.kv.nats_wire import check_key
 from penstock.spark.columns import BASE, ENVELOPE
 from penstock.spark.options import local_path
 from penstock.types import Op
@@ -207,15 +208,16 @@ def fold_rows(tables: Sequence[pa.Table]) -> pa.Table:
 async def upsert(store: KvStore, table: pa.Table) -> Upserts:
     """Put and delete what is not so already; each key is in the table once.
 
-    A key that is gone, or a tombstone, is not deleted or purged again.
+    A key that is gone, or a tombstone, is not deleted or purged again.  One that no bucket can have is refused before
+    anything is written.
     """
     reader, writer = store.reader, store.writer
     if writer is None:
         raise UnsupportedError(f"{store.name}: this bucket cannot be written")
     done = Upserts()
+    every_key = [_key(raw) for raw in table.column("key").to_pylist()]
     for start in range(0, len(table), IN_FLIGHT):
-        part = table.slice(start, IN_FLIGHT)
-        keys = [key.decode() for key in part.column("key").to_pylist()]
+        part, keys = table.slice(start, IN_FLIGHT), every_key[start : start + IN_FLIGHT]
         values, ops = part.column("value").to_pylist(), part.column("op").to_pylist()
         found = await asyncio.gather(*map(reader.entry, keys))
         puts = []
@@ -230,3 +232,10 @@ async def upsert(store: KvStore, table: pa.Table) -> Upserts:
         await writer.put_many(puts)
         done.put += len(puts)
     return done
+
+
+def _key(raw: bytes) -> str:
+    try:
+        return check_key(raw.decode())
+    except UnicodeDecodeError:
+        raise OptionsError(f"key {raw!r}: the keys of a bucket are text") from None

@@ -17,7 +17,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from penstock.batch import Batch
-from penstock.errors import CorruptionError
+from penstock.errors import CorruptionError, ExpiredError
 from penstock.spark.columns import Column, arrow_schema
 from penstock.spark.options import SourceOptions
 from penstock.spark.plan import Channel, Span, find_channels, plan_tasks
@@ -47,6 +47,8 @@ class Finding(msgspec.Struct):
     gaps: int = 0
     disorder: int = 0
     back_in_time: int = 0
+    expired: bool = False
+    """Whether retention took some of the span while it was read."""
     problems: list[str] = []
 
 
@@ -100,7 +102,16 @@ def gaps_in(format: str, expected: int | None, batch: Batch) -> int:
 
 
 def check_span(span: Span) -> Finding:
-    """Read a span and say what is in it and what is wrong with it."""
+    """Read a span and say what is in it and what is wrong with it; what retention takes meanwhile is no fault."""
+    try:
+        return _check_span(span)
+    except ExpiredError as exc:
+        found = check_span(msgspec.structs.replace(span, start=min(exc.first, span.end)))
+        found.start, found.expired = span.start, True
+        return found
+
+
+def _check_span(span: Span) -> Finding:
     found = Finding(span.channel.name, span.channel.format, span.start)
     expected: int | None = None
     time_before: int | None = None
@@ -152,6 +163,8 @@ def join_findings(findings: Iterable[Finding]) -> list[LogCheck]:
         for name in ("records", "bytes", "gaps", "disorder", "back_in_time"):
             setattr(check, name, getattr(check, name) + getattr(found, name))
         check.problems = [*check.problems, *(text for text in found.problems if text not in check.problems)]
+        if found.expired:
+            before.pop(found.channel, None)  # the log begins here now
         if not found.records:
             continue
         known = before.get(found.channel)

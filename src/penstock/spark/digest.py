@@ -38,10 +38,9 @@ def digest_of(frame: DataFrame) -> Digest:
     Traceback (most recent call last):
     AttributeError: 'NoneType' object has no attribute 'columns'
     """
-    names = sorted(frame.columns)
     from pyspark.sql import functions as F  # noqa: N812
 
-    columns = [F.col(f"`{name}`") for name in names]
+    columns = [F.col("`" + name.replace("`", "``") + "`") for name in sorted(frame.columns)]
     nulls = F.concat(*(F.when(column.isNull(), "0").otherwise("1") for column in columns))
     found = frame.select(F.xxhash64(nulls, *columns).alias("hash")).agg(
         F.count("*"), F.sum(F.col("hash").cast("decimal(20,0)")), F.bit_xor("hash")

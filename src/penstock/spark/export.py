@@ -1,7 +1,8 @@
 """A task that writes what it reads to a Parquet file itself, so that payloads never pass through the JVM.
 
-The name of a file is made of the spans in it: a task that runs twice writes the same file twice.  A file becomes
-part of a table only by the commit that names it.
+The name of a file is made of the spans in it and of who reads them: a task that runs twice writes the same file twice,
+and never that of another query, which may have filtered the same spans in another way.  A file becomes part of a table
+only by the commit that names it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import contextlib
 import datetime as dt
 import hashlib
 import json
+import math
 import os
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -49,6 +52,8 @@ class Exporter(msgspec.Struct, frozen=True):
     """Where tasks put their files: names in the manifest are relative to ``table``."""
 
     table: str
+    app: str = ""
+    """Who reads: the application by which the table knows the query."""
     compression: str = "zstd"
     whole: bool = False
     """Whether a channel with columns that the files do not have is refused."""
@@ -59,17 +64,22 @@ class Exporter(msgspec.Struct, frozen=True):
         table = options.get("table")
         if not table:
             raise OptionsError("no table: penstock-export needs the folder its files go to")
-        return cls(local_path(table), options.get("compression") or "zstd", options.get("whole") == "true")
+        return cls(
+            local_path(table),
+            options.get("app") or "",
+            options.get("compression") or "zstd",
+            options.get("whole") == "true",
+        )
 
     def export(self, spans: Sequence[Span], schema: pa.Schema, options: SourceOptions) -> pa.RecordBatch:
         """Write one file and return the row of the manifest that names it; no row if there were no records."""
         if self.whole:
             for span in spans:
                 check_whole(span, schema)
-        name = file_name(spans)
+        name = file_name(spans, self.app)
         path = os.path.join(self.table, name)
         os.makedirs(self.table, exist_ok=True)
-        temporary = f"{path}.{os.getpid()}.tmp"
+        temporary = f"{path}.{uuid.uuid4().hex}.tmp"
         records = 0
         try:
             level = LEVEL if self.compression == "zstd" else None
@@ -131,8 +141,8 @@ def check_whole(span: Span, schema: pa.Schema) -> None:
         )
 
 
-def file_name(spans: Sequence[Span]) -> str:
-    """Return a name that these spans always have and others never.
+def file_name(spans: Sequence[Span], app: str = "") -> str:
+    """Return a name that these spans, read by this application, always have and others never.
 
     >>> from penstock.spark.plan import Channel
     >>> ticks = Channel("ticks", "ticks", "xchannel", "id")
@@ -141,7 +151,7 @@ def file_name(spans: Sequence[Span]) -> str:
     >>> file_name([Span(ticks, 80, 128, 48)]) == file_name([Span(ticks, 80, 152, 48)])
     False
     """
-    told = json.dumps([[span.channel.name, span.channel.identity, span.start, span.end] for span in spans])
+    told = json.dumps([app, *([span.channel.name, span.channel.identity, span.start, span.end] for span in spans)])
     return f"part-{hashlib.sha256(told.encode()).hexdigest()[:24]}.parquet"
 
 
@@ -164,7 +174,7 @@ def delta_stats(metadata: pq.FileMetaData) -> str:
                 if found.null_count < row_group.num_rows:
                     dropped.add(name)
                 continue
-            if not isinstance(found.min, int | float | str | dt.datetime) or isinstance(found.min, bool):
+            if not (_tellable(found.min) and _tellable(found.max)):
                 dropped.add(name)
                 continue
             low[name] = min(low.get(name, found.min), found.min)
@@ -177,6 +187,18 @@ def delta_stats(metadata: pq.FileMetaData) -> str:
             "nullCount": {name: count for name, count in nulls.items() if name not in dropped},
         }
     )
+
+
+def _tellable(value: Any) -> bool:
+    """Whether a value has a form in Delta's JSON: infinity has none, nor has a time without a zone a moment."""
+    match value:
+        case bool():
+            return False
+        case float():
+            return math.isfinite(value)
+        case dt.datetime():
+            return value.tzinfo is not None
+    return isinstance(value, int | str)
 
 
 def _told(value: Any, *, up: bool) -> Any:

@@ -4,23 +4,23 @@ Tasks only stage: each writes its rows to a file of its own beside the log, sync
 log, in the order of the tasks, holding the writer's lock.  Before the first append it notes an intent: which batch,
 which files, and the position the log ends at.  After the last one, and a sync, it notes that the batch is done.
 
-    intent := {"batch": 7, "files": […], "start": 4096, "done": false}         <prefix>spark-<app>
+    intent := {"batch": 7, "files": […], "start": 4096, "skip": 0, "done": false, …}         <prefix>spark-<app>
 
 A driver that dies in between is followed by one that replays the batch.  It finds the intent, compares what the log has
-from ``start`` on with the files the intent names, appends what is missing, and forgets the files staged by the
-replay.  A batch that is done is not appended again.
+from ``start`` on with the files the intent names, notes how far those have come and where the log ends now, appends
+what is missing, and forgets the files staged by the replay.  A batch that is done is not appended again.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
+import shutil
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -34,17 +34,22 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from penstock.disk import PosixDisk, save_atomically
+from penstock.disk.posix import folder_of
 from penstock.errors import ConflictError, CorruptionError, LockedError, OptionsError, UnsupportedError
 from penstock.log.detect import FORMATS, detect, open_log, open_writer
 from penstock.log.envelope import CONTENT
 from penstock.log.face import LogWriter
-from penstock.log.sidecar import CURSOR_NAME, Sidecar, sidecar_of
+from penstock.log.sidecar import CURSOR_NAME, Sidecar, identity_of, sidecar_of
+from penstock.spark.checkpoint import digest_of_place, query_of
 from penstock.spark.options import local_path
 from penstock.spark.records import RAW, STAGED, check_schema, records_of
 
 __all__ = ["SinkOptions", "Staged", "Intent", "LogBatchWriter", "LogStreamWriter", "append_staged", "stage"]
 
 LOCK_SECONDS: Final = 30.0
+ONCE: Final = "once-"
+"""How the names of batch writes begin that have no batchId."""
+ABANDONED_SECONDS: Final = 7 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +76,9 @@ class SinkOptions:
     batch: int | None = None
     """``batchId`` of a batch write: written once however often it is repeated.  A stream has its own."""
 
+    checkpoint: str = ""
+    """``checkpointLocation`` of a stream, where it was given as an option: it tells one query from another."""
+
     def __post_init__(self) -> None:
         if not CURSOR_NAME.fullmatch(self.app):
             raise OptionsError(f"appId={self.app!r}: use 1 to 64 of letters, digits, dot, dash and underscore")
@@ -87,7 +95,7 @@ class SinkOptions:
             raise OptionsError("no path: give the log to start() or save()")
         app = found.get("appid")
         if app is None and "checkpointlocation" in found:
-            app = "spark-" + hashlib.sha256(found["checkpointlocation"].encode()).hexdigest()[:16]
+            app = "spark-" + digest_of_place(found["checkpointlocation"])
         if app is None:
             app = "batch-" + uuid.uuid4().hex[:16]
         batch = found.get("batchid")
@@ -99,6 +107,7 @@ class SinkOptions:
             format=found.get("logformat", "xchannel"),
             content=found.get("content", RAW),
             batch=None if batch is None else int(batch),
+            checkpoint=found.get("checkpointlocation", ""),
         )
 
 
@@ -116,7 +125,13 @@ class Intent(msgspec.Struct, frozen=True):
     batch: int
     files: list[str]
     start: int
+    skip: int = 0
+    """How many records of the files lie before ``start``: appended by drivers that died."""
     done: bool = False
+    log: str = ""
+    """The identity of the log: of one that was made again nothing is known."""
+    query: str = ""
+    """The id of the query, where it is known: batches of two queries have the same numbers."""
 
 
 class LogBatchWriter(DataSourceArrowWriter):
@@ -125,7 +140,7 @@ class LogBatchWriter(DataSourceArrowWriter):
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         check_schema(schema, options.content)
         self.once = options.batch is None
-        self.options = replace(options, app=f"once-{uuid.uuid4().hex}") if self.once else options
+        self.options = replace(options, app=ONCE + uuid.uuid4().hex) if self.once else options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         """Stage the rows of one task."""
@@ -134,13 +149,20 @@ class LogBatchWriter(DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Append what was staged."""
         append_staged(self.options, self.options.batch or 0, _staged(messages))
-        if self.once:  # nobody will ask for this batch again
-            disk = PosixDisk()
-            disk.remove(_intent_path(sidecar_of(disk, self.options.path), self.options.app))
+        if self.once:
+            self._forget()
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002
-        """Forget what was staged."""
-        clear_staged(self.options)
+        """Remove what was staged, unless a batch that was begun needs it."""
+        if self.once:
+            self._forget()
+        drop_staged(self.options)
+
+    def _forget(self) -> None:
+        """Remove the intent of a batch that nobody will ask for again."""
+        disk = PosixDisk()
+        with contextlib.suppress(FileNotFoundError):
+            disk.remove(_intent_path(sidecar_of(disk, self.options.path), self.options.app))
 
 
 class LogStreamWriter(DataSourceStreamArrowWriter):
@@ -156,10 +178,12 @@ class LogStreamWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Append what was staged, unless this batch was appended before."""
-        append_staged(self.options, batchId, _staged(messages))
+        query = query_of(self.options.checkpoint)
+        append_staged(self.options, batchId, _staged(messages), query=query)
 
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Leave what was staged: an intent may name it, and the next commit clears the rest."""
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803, ARG002
+        """Remove what was staged, unless a batch that was begun needs it."""
+        drop_staged(self.options)
 
 
 def batch_writer(options: Mapping[str, str], schema: StructType) -> LogBatchWriter:
@@ -178,9 +202,9 @@ def stream_writer(options: Mapping[str, str], schema: StructType) -> LogStreamWr
 
 
 def stage(options: SinkOptions, batches: Iterator[pa.RecordBatch]) -> Staged:
-    """Write rows to a file that nobody reads before a commit names it."""
-    folder = _staging(options)
-    PosixDisk().make_folder(folder)
+    """Write rows to a file that nobody reads before a commit names it; it survives a power cut when this returns."""
+    disk, folder = PosixDisk(), _staging(options)
+    disk.make_folder(folder)
     name = uuid.uuid4().hex + ".arrow"
     records = 0
     now = time.time_ns()
@@ -191,37 +215,66 @@ def stage(options: SinkOptions, batches: Iterator[pa.RecordBatch]) -> Staged:
                 records += len(batch)
         sink.flush()
         os.fsync(sink.fileno())
+    disk.sync_folder(folder)
+    disk.sync_folder(folder_of(folder))
     return Staged(name, records)
 
 
 # --- The driver
 
 
-def append_staged(options: SinkOptions, batch: int, staged: Sequence[Staged]) -> int:
-    """Append a batch to the log, or what a driver that died left out of it; return how many records were appended."""
+def append_staged(options: SinkOptions, batch: int, staged: Sequence[Staged], *, query: str | None = None) -> int:
+    """Append a batch to the log, or what a driver that died left out of it; return how many records were appended.
+
+    ``query`` is the id of the stream whose batch this is, empty where that is not known.  The batches of a stream are
+    numbered from 0 on without a hole.
+    """
     with contextlib.closing(_open(options)) as writer:
-        sidecar = sidecar_of(PosixDisk(), options.path)  # of a log that is there: where it is depends on the format
+        disk = PosixDisk()
+        sidecar = sidecar_of(disk, options.path)  # of a log that is there: where it is depends on the format
+        identity = identity_of(disk, options.path)
         before = read_intent(sidecar, options.app)
+        if before is not None and (before.log != identity or before.start > _end_of(options.path)):
+            before = None  # it was noted for a log that had this name earlier; a foreign one has no identity
+        _check_turn(options, before, batch, query)
         if before is not None and (before.batch > batch or (before.batch == batch and before.done)):
             clear_staged(options)
             return 0
-        if before is not None and not before.done and before.batch < batch:
-            raise ConflictError(
-                f"{options.path}: batch {before.batch} of {options.app} was never finished, but batch {batch} is here"
-            )
         if before is not None and before.batch == batch:
-            intent = before
-            present = count_present(options, intent)
+            intent = msgspec.structs.replace(before, skip=count_present(options, before))
         else:
             files = [message.file for message in staged if message.records]
-            intent, present = Intent(batch, files, _end_of(options.path)), 0
-            _check_kinds(options, intent)
-            write_intent(sidecar, options.app, intent)
-        appended = _append(options, writer, intent, present)
+            intent = Intent(batch, files, 0, log=identity, query=query or "")
+            _check_staged(options, staged)
+        writer.sync()  # where the log ends must be where it still ends after a power cut
+        intent = msgspec.structs.replace(intent, start=_end_of(options.path))
+        write_intent(sidecar, options.app, intent)
+        appended = _append(options, writer, intent)
         writer.sync()
         write_intent(sidecar, options.app, msgspec.structs.replace(intent, done=True))
-    clear_staged(options)
+        clear_staged(options)
+        if options.app.startswith(ONCE):
+            remove_abandoned(options, sidecar)
     return appended
+
+
+def _check_turn(options: SinkOptions, before: Intent | None, batch: int, query: str | None) -> None:
+    """Refuse a batch that cannot be the one after, or the same as, the last one of its application."""
+    if before is not None and before.query and query and before.query != query:
+        raise ConflictError(
+            f"{options.path}: batches of {options.app} are those of another query, or its checkpoint was made again: "
+            "what it would write may be there already; use another appId if it is not"
+        )
+    last = -1 if before is None else before.batch
+    if before is not None and not before.done and last < batch:
+        raise ConflictError(
+            f"{options.path}: batch {last} of {options.app} was never finished, but batch {batch} is here"
+        )
+    if query is not None and batch > last + 1:
+        raise ConflictError(
+            f"{options.path}: batch {batch} of {options.app} is here, but not batch {last + 1}: the log was made "
+            "again, or the query had another appId; start it with a new checkpoint"
+        )
 
 
 def read_intent(sidecar: Sidecar, app: str) -> Intent | None:
@@ -244,11 +297,11 @@ def write_intent(sidecar: Sidecar, app: str, intent: Intent) -> None:
 
 
 def count_present(options: SinkOptions, intent: Intent) -> int:
-    """Return how many of the staged records the log has already, in one row from the intent's start on."""
-    present = 0
+    """Return how many of the staged records the log has: those before the intent's start, and in one row behind it."""
+    present = intent.skip
     with open_log(options.path) as log:
         at = intent.start
-        for batch in _staged_batches(options, intent):
+        for batch in _staged_batches(options, intent.files, intent.skip):
             payloads = batch.column("payload")
             kinds, times = batch.column("kind").to_numpy(), batch.column("timestamp_ns").to_numpy()
             done = 0
@@ -272,48 +325,74 @@ def count_present(options: SinkOptions, intent: Intent) -> int:
     return present
 
 
-def clear_staged(options: SinkOptions) -> None:
-    """Remove everything this application has staged: none of it is needed once a batch is done."""
+def drop_staged(options: SinkOptions) -> None:
+    """Remove what was staged for a batch that will not be committed, except what one that was begun still needs."""
+    intent = read_intent(sidecar_of(PosixDisk(), options.path), options.app)
+    clear_staged(options, () if intent is None or intent.done else intent.files)
+
+
+def clear_staged(options: SinkOptions, keep: Sequence[str] = ()) -> None:
+    """Remove what this application has staged: none of it is needed once a batch is done."""
     disk, folder = PosixDisk(), _staging(options)
     try:
         names = disk.list(folder)
     except FileNotFoundError:
         return
     for name in names:
-        with contextlib.suppress(FileNotFoundError):
-            disk.remove(os.path.join(folder, name))
-    with contextlib.suppress(OSError):  # a task that nobody waits for any more may still be writing
+        if name not in keep:
+            with contextlib.suppress(FileNotFoundError):
+                disk.remove(os.path.join(folder, name))
+    with contextlib.suppress(OSError):  # not empty: a task that nobody waits for any more may still be writing
         disk.remove_folder(folder)
 
 
-def _append(options: SinkOptions, writer: LogWriter, intent: Intent, present: int) -> int:
-    appended, skip = 0, present
-    for batch in _staged_batches(options, intent):
-        if skip >= len(batch):
-            skip -= len(batch)
-            continue
-        part = batch.slice(skip)
-        skip = 0
+def remove_abandoned(options: SinkOptions, sidecar: Sidecar) -> None:
+    """Remove what batch writes without a batchId have left that were killed: nobody can go on with them.
+
+    Nothing tells one that was killed from one that runs, except that it has staged nothing for a week.
+    """
+    disk, staged = PosixDisk(), _staging(replace(options, app=ONCE))
+    for name in disk.list(folder_of(staged)):
+        if name.startswith(os.path.basename(staged)):
+            path = os.path.join(folder_of(staged), name)
+            if time.time() - os.stat(path).st_mtime > ABANDONED_SECONDS:
+                shutil.rmtree(path, ignore_errors=True)
+                with contextlib.suppress(FileNotFoundError):
+                    disk.remove(_intent_path(sidecar, ONCE + path.removeprefix(staged)))
+
+
+def _append(options: SinkOptions, writer: LogWriter, intent: Intent) -> int:
+    appended = 0
+    for batch in _staged_batches(options, intent.files, intent.skip):
         writer.append_many(
-            part.column("payload"),
-            kind=part.column("kind").to_numpy(),
-            timestamp_ns=part.column("timestamp_ns").to_numpy(),
+            batch.column("payload"),
+            kind=batch.column("kind").to_numpy(),
+            timestamp_ns=batch.column("timestamp_ns").to_numpy(),
         )
-        appended += len(part)
+        appended += len(batch)
     return appended
 
 
-def _staged_batches(options: SinkOptions, intent: Intent) -> Iterator[pa.RecordBatch]:
-    for name in intent.files:
+def _staged_batches(options: SinkOptions, files: Sequence[str], skip: int = 0) -> Iterator[pa.RecordBatch]:
+    """Yield what these files hold behind the first ``skip`` records."""
+    for name in files:
         path = os.path.join(_staging(options), name)
-        with pa.memory_map(path) as source, pa.ipc.open_file(source) as reader:
+        try:
+            source = pa.memory_map(path)
+            reader = pa.ipc.open_file(source)
+        except (OSError, pa.ArrowInvalid) as exc:
+            raise CorruptionError(path, 0, f"not the file that a task has staged: {exc}") from None
+        with source, reader:
+            if reader.schema != STAGED:
+                raise CorruptionError(path, 0, "not the file that a task has staged: it has other columns")
             for index in range(reader.num_record_batches):
                 batch = reader.get_batch(index)
-                if len(batch):
-                    yield batch
+                if skip < len(batch):
+                    yield batch.slice(skip)
+                skip = max(0, skip - len(batch))
 
 
-def _open(options: SinkOptions) -> Any:
+def _open(options: SinkOptions) -> LogWriter:
     """Open the writer, waiting a while for whoever has the lock."""
     deadline = time.monotonic() + LOCK_SECONDS
     while True:
@@ -325,11 +404,13 @@ def _open(options: SinkOptions) -> Any:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.05)
-    with open_log(options.path, format=kind) as log:
-        found = getattr(log, "content", RAW)
-    if found != options.content:
-        writer.close()
-        raise OptionsError(f"{options.path}: its content is {found}, not {options.content}")
+    with contextlib.ExitStack() as undo:
+        undo.callback(writer.close)
+        with open_log(options.path, format=kind) as log:
+            found = getattr(log, "content", RAW)
+        if found != options.content:
+            raise OptionsError(f"{options.path}: its content is {found}, not {options.content}")
+        undo.pop_all()
     return writer
 
 
@@ -343,14 +424,19 @@ def _format_of(options: SinkOptions) -> str:
         return options.format
 
 
-def _check_kinds(options: SinkOptions, intent: Intent) -> None:
-    """Refuse kinds that the log cannot keep before anything is appended, not in the middle."""
+def _check_staged(options: SinkOptions, staged: Sequence[Staged]) -> None:
+    """Refuse what cannot be appended whole before anything is noted: lost rows, and kinds that the log cannot keep."""
     with open_log(options.path) as log:
-        if getattr(log, "has_kinds", True):
-            return
-    for batch in _staged_batches(options, intent):
-        if batch.column("kind").to_numpy().any():
-            raise OptionsError(f"{options.path}: this format has no room for kinds: drop the column kind")
+        has_kinds = getattr(log, "has_kinds", True)
+    for message in staged:
+        records = 0
+        for batch in _staged_batches(options, [message.file]):
+            records += len(batch)
+            if not has_kinds and batch.column("kind").to_numpy().any():
+                raise OptionsError(f"{options.path}: this format has no room for kinds: drop the column kind")
+        if records != message.records:
+            path = os.path.join(_staging(options), message.file)
+            raise CorruptionError(path, 0, f"it has {records} records, but its task has staged {message.records}")
 
 
 def _end_of(path: str) -> int:

@@ -11,7 +11,6 @@ from pyspark.sql.types import StructType
 
 from penstock.errors import OptionsError
 from penstock.log.envelope import CONTENT, HEAD
-from penstock.spark.columns import ENVELOPE
 from penstock.types import Op
 
 __all__ = ["RAW", "STAGED", "check_schema", "records_of", "enveloped"]
@@ -28,6 +27,11 @@ ENVELOPE_HEAD: Final = np.dtype(
         ("headers_bytes", "<u4"),
     ]
 )
+BYTES: Final = ("binary", "string")
+NUMBER: Final = ("int", "tinyint", "smallint", "bigint")
+TYPES: Final = {"payload": BYTES, "kind": NUMBER, "timestamp_ns": ("bigint",), "timestamp": ("timestamp",)}
+ENVELOPE_TYPES: Final = {"key": BYTES, "op": NUMBER, "flags": NUMBER, "event_time_ns": NUMBER, "headers": BYTES}
+LARGEST: Final = {"op": int(max(Op)), "flags": 65_535}
 STAGED: Final = pa.schema([("payload", pa.binary()), ("kind", pa.int32()), ("timestamp_ns", pa.int64())])
 
 
@@ -37,22 +41,17 @@ def check_schema(schema: StructType, content: str = RAW) -> None:
     ``channel`` and ``position`` say where a row came from and are not kept.
     """
     types = {field.name: field.dataType.simpleString() for field in schema.fields}
-    if types.get("payload") not in ("binary", "string"):
+    if "payload" not in types:
         raise OptionsError("rows for a log need a column payload of type binary or string")
-    if types.get("kind", "int") not in ("tinyint", "smallint", "int", "bigint"):
-        raise OptionsError(f"column kind must be a number, not {types['kind']}")
-    if types.get("timestamp_ns", "bigint") != "bigint":
-        raise OptionsError(f"column timestamp_ns must be bigint, not {types['timestamp_ns']}")
-    if types.get("timestamp", "timestamp") != "timestamp":
-        raise OptionsError(f"column timestamp must be timestamp, not {types['timestamp']}")
-    known = {"payload", "kind", "timestamp", "timestamp_ns", "channel", "position", "key"}
-    if content == CONTENT:
-        known |= {column.name for column in ENVELOPE}
-        if "key" not in types:
-            raise OptionsError(f"rows for {CONTENT} need a column key")
-    unknown = types.keys() - known
+    if content == CONTENT and "key" not in types:
+        raise OptionsError(f"rows for {CONTENT} need a column key")
+    known = TYPES | ENVELOPE_TYPES if content == CONTENT else TYPES
+    unknown = types.keys() - known.keys() - {"channel", "position", "key"}
     if unknown:
         raise OptionsError(f"a record has no column {', '.join(sorted(unknown))}: put it into the payload")
+    for name, allowed in known.items():
+        if types.get(name, allowed[0]) not in allowed:
+            raise OptionsError(f"column {name} must be {' or '.join(allowed)}, not {types[name]}")
 
 
 def records_of(batch: pa.RecordBatch, now_ns: int, content: str = RAW) -> pa.RecordBatch:
@@ -100,10 +99,12 @@ def enveloped(batch: pa.RecordBatch, payload: pa.Array) -> pa.Array:
     key, headers = column("key", pa.binary(), b""), column("headers", pa.binary(), b"")
     head = np.zeros(len(batch), ENVELOPE_HEAD)
     head["version"] = 1
-    for name in ("op", "flags", "event_time_ns"):
-        head[name] = column(name, pa.int64(), 0).to_numpy()
+    for name, largest in LARGEST.items():
+        numbers = column(name, pa.int64(), 0).to_numpy()
+        if len(batch) and not 0 <= numbers.min() <= numbers.max() <= largest:
+            raise OptionsError(f"{name} must be between 0 and {largest}")
+        head[name] = numbers
+    head["event_time_ns"] = column("event_time_ns", pa.int64(), 0).to_numpy().view(np.uint64)  # the bits as read
     head["key_bytes"], head["headers_bytes"] = pc.binary_length(key).to_numpy(), pc.binary_length(headers).to_numpy()
-    if len(batch) and int(head["op"].max()) > max(Op):
-        raise OptionsError(f"op {int(head['op'].max())}: must be between 0 and {max(Op)}")
     heads = pa.Array.from_buffers(pa.binary(HEAD.size), len(batch), [None, pa.py_buffer(head)]).cast(pa.binary())
     return pc.binary_join_element_wise(heads, key, headers, payload, pa.scalar(b"", pa.binary()))

@@ -23,7 +23,7 @@ from penstock.log.detect import open_log, open_writer
 from penstock.log.envelope import CONTENT, Envelope, encode_envelope
 from penstock.log.xchannel import Writer
 from penstock.spark import lake
-from penstock.spark.pipelines.fold import fold, fold_into, latest
+from penstock.spark.pipelines.fold import FILLING, fold, fold_into, latest
 from penstock.spark.records import enveloped
 from penstock.store import AppendLogStore, open_store
 from penstock.testing.nats import NatsServer
@@ -144,7 +144,7 @@ def test_a_fold_that_died_half_way_is_begun_again(spark: Any, tmp_path: Path, mo
         applied = AppendLogStore.apply
 
         def dies_at_the_cursor(self: Any, updates: Any, cursor: Any) -> None:
-            if not cursor.at_start:
+            if cursor != FILLING:
                 raise KeyboardInterrupt
             applied(self, updates, cursor)
 
@@ -152,7 +152,9 @@ def test_a_fold_that_died_half_way_is_begun_again(spark: Any, tmp_path: Path, mo
             patch.setattr(AppendLogStore, "apply", dies_at_the_cursor)
             with pytest.raises(KeyboardInterrupt):
                 fold_into(spark, log, store)
-        assert state_of(store)[0].at_start
+        assert state_of(store)[0] == FILLING
+        with pytest.raises(OptionsError, match="no position of a log"):  # follow cannot tell what of it is true
+            followed(log, Path(store))
         writer.append(encode_envelope(Envelope(b"k0", b"", Op.DELETE)))
         fold_into(spark, log, store)
         assert state_of(store) == followed(log, tmp_path / "one.snap")

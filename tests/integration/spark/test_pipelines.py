@@ -69,7 +69,7 @@ def test_audit_agrees_with_a_whole_table_and_finds_what_is_wrong(
     assert (log["check"], log["records"], log["gaps"], log["ok"]) == ("log", 602, 0, True)
     assert row == {
         "check": "table", "channel": "readings", "in_channel": 602, "in_table": 602, "missing": 0, "behind": 0,
-        "repeated": 0, "expired": 0, "unknown": 0, "ok": True,
+        "repeated": 0, "changed": 0, "expired": 0, "unknown": 0, "ok": True,
     }  # fmt: skip
     whole = lake.read(spark, table).select("channel", "position")
     positions = sorted(row["position"] for row in whole.collect())

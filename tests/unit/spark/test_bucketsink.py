@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
-from pyspark.sql.types import IntegerType, LongType, StringType, StructType
+from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructType
 
-from penstock.errors import OptionsError, UnsupportedError
+from penstock.errors import OptionsError, RetryError, UnsupportedError
 from penstock.kv import EmbeddedConnection
+from penstock.kv.nats import NatsKvWriter
 from penstock.spark.bucketsink import BucketOptions, Upserts, fold_rows, rows_of
 from penstock.spark.source import PenstockSource
 from penstock.testing.nats import NatsServer
@@ -80,6 +82,46 @@ def test_more_rows_than_are_in_flight_at_once(tmp_path: Path) -> None:
     rows = [batch(*((f"k.{n}", str(n), 0) for n in range(start, start + 100))) for start in range(0, 1000, 100)]
     assert writer.apply([writer.write(iter(rows)), writer.write(iter(rows[:1]))]) == Upserts(put=1000)
     assert entries(str(tmp_path))["k.777"][0] == b"777"
+
+
+@pytest.mark.parametrize("bad", [b"\xff", b"", b"a b", b"x..y", b">"])
+def test_a_key_that_no_bucket_can_have_is_refused_before_anything_is_written(tmp_path: Path, bad: bytes) -> None:
+    schema = StructType().add("key", BinaryType()).add("value", BinaryType())
+    writer = PenstockSource({"path": str(tmp_path), "bucket": "devices"}).streamWriter(schema, False)
+    keys = [*(b"k.%d" % n for n in range(300)), bad]
+    rows = pa.RecordBatch.from_pydict({"key": keys, "value": [b"1"] * len(keys)})
+    with pytest.raises(OptionsError, match="key"):
+        writer.commit([writer.write(iter([rows]))], 0)
+    assert entries(str(tmp_path)) == {}
+
+
+def test_a_server_that_is_restarted_in_the_middle_loses_and_repeats_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with NatsServer(str(tmp_path)) as server:
+        writer = writer_of(server.url)
+        writer.commit([writer.write(iter([batch(("k.3", "old", 0), ("k.700", "gone", 0))]))], 0)
+        rows = batch(*((f"k.{n}", str(n), 0) for n in range(600)), ("k.700", None, 1))
+        messages = [writer.write(iter([rows]))]
+        put_many, half = NatsKvWriter.put_many, {}
+
+        async def put_and_lose_the_server(self: Any, puts: Any) -> Any:
+            done = await put_many(self, puts)
+            if not half:
+                half.update({key: token.as_int() for (key, _), token in zip(puts, done, strict=True)})
+                server.stop()
+                server.start()
+            return done
+
+        with monkeypatch.context() as patch:
+            patch.setattr(NatsKvWriter, "put_many", put_and_lose_the_server)
+            with contextlib.suppress(RetryError):  # or the connection was back in time
+                writer.commit(messages, 1)
+        writer.commit(messages, 1)  # Spark replays the batch
+        found = entries(server.url)
+        assert {key: value for key, (value, _) in found.items()} == {f"k.{n}": b"%d" % n for n in range(600)}
+        assert len(half) == 256
+        assert {key: found[key][1] for key in half} == half
 
 
 def test_rows_that_are_no_entries_are_refused(tmp_path: Path) -> None:

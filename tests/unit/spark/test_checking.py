@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from pyspark import cloudpickle
 
@@ -16,19 +19,18 @@ from penstock.spark.checking import CheckSource, Finding, LogCheck, join_finding
 from penstock.spark.plan import LISTING
 
 
-def check(path: Path, **options: str) -> dict[str, LogCheck]:
-    import msgspec
+def rows_of(reader: Any, partitions: Any) -> Iterator[Finding]:
+    for partition in partitions:
+        for batch in reader.read(partition):
+            for row in batch.column("finding").to_pylist():
+                yield msgspec.json.decode(row, type=Finding)
 
+
+def check(path: Path, **options: str) -> dict[str, LogCheck]:
     LISTING.forget()
     source = CheckSource({"path": str(path), "partitionBytes": "4k", "partitions": "50", **options})
     reader = cloudpickle.loads(cloudpickle.dumps(source.reader(None)))  # type: ignore[arg-type]
-    found = [
-        msgspec.json.decode(row, type=Finding)
-        for partition in reader.partitions()
-        for batch in reader.read(partition)
-        for row in batch.column("finding").to_pylist()
-    ]
-    return {item.channel: item for item in join_findings(found)}
+    return {item.channel: item for item in join_findings(rows_of(reader, reader.partitions()))}
 
 
 @pytest.fixture
@@ -96,3 +98,17 @@ def test_an_empty_log_is_whole(tmp_path: Path) -> None:
     open_writer(str(tmp_path / "log")).close()
     (found,) = check(tmp_path).values()
     assert (found.records, found.first_position, found.ok) == (0, None, True)
+
+
+def test_what_retention_takes_during_an_audit_is_no_fault(tmp_path: Path) -> None:
+    payloads = [b"%05d" % n * 20 for n in range(500)]
+    with Writer.open(tmp_path / "ticks", region_bytes=4096, roll_bytes=16384, keep_files=3) as ticks:
+        ticks.append_many(payloads)
+        reader = CheckSource({"path": str(tmp_path), "partitionBytes": "4k", "partitions": "50"}).reader(None)  # type: ignore[arg-type]
+        partitions = reader.partitions()
+        findings = list(rows_of(reader, partitions[:2]))
+        ticks.append_many(payloads[:200])
+        findings += rows_of(reader, partitions[2:])
+    (found,) = join_findings(findings)
+    assert found.ok, found
+    assert 0 < found.records < 500

@@ -193,7 +193,7 @@ def test_a_stream_is_known_by_its_checkpoint_unless_it_has_a_name() -> None:
 def test_a_record_of_another_writer_is_not_taken_for_an_own_one(
     tmp_path: Path, options: SinkOptions, monkeypatch: pytest.MonkeyPatch, kind: int, timestamp_ns: int
 ) -> None:
-    def append_two(_: SinkOptions, writer: Any, intent: Any, present: int) -> int:
+    def append_two(_: SinkOptions, writer: Any, intent: Any) -> int:
         writer.append_many([b"0", b"1"], kind=[0, 1], timestamp_ns=[0, 1])
         raise Killed
 

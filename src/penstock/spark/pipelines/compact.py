@@ -32,11 +32,13 @@ def compact(
         raise OptionsError(f"{table}: there is no table here")
     before, deleted = len(found.file_uris()), 0
     if keep_days is not None:
-        if time_column not in {field.name for field in found.schema().fields}:
-            raise OptionsError(f"{table}: there is no column {time_column} to tell the age of a row by")
+        types = {field.name: str(field.type.type) for field in found.schema().fields}
+        if types.get(time_column) != "timestamp":
+            raise OptionsError(f"{table}: there is no column {time_column} of times to tell the age of a row by")
         bound = dt.datetime.now(dt.UTC) - dt.timedelta(days=keep_days)
         moment = bound.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        gone = found.delete(f"{time_column} < arrow_cast('{moment}', 'Timestamp(Microsecond, Some(\"UTC\"))')")
+        name = '"' + time_column.replace('"', '""') + '"'
+        gone = found.delete(f"{name} < arrow_cast('{moment}', 'Timestamp(Microsecond, Some(\"UTC\"))')")
         deleted = int(gone.get("num_deleted_rows") or 0)
     found.optimize.compact(target_size=target_bytes)
     removed = []

@@ -8,8 +8,9 @@ A store is brought from its cursor to the end of the log as it was when the pipe
 
     changes behind the cursor ── latest per key ──► Parquet beside the store ── apply, cursor last ──► store
 
-An increment is one apply.  A store that begins from nothing is filled in parts under an unknown cursor, which promises
-nothing; the last part brings the cursor.  So a crash leaves either the old state or one that is begun again.
+An increment is one apply.  A store that begins from nothing is filled in parts under a cursor that is no position; the
+last part brings the cursor.  So a crash leaves either the old state or one that is begun again here and refused
+elsewhere: who went on with it would keep keys that the log has deleted and forgotten.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import contextlib
 import os
 import shutil
 import time
-import uuid
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -36,7 +36,7 @@ from penstock.log.detect import open_log
 from penstock.log.envelope import CONTENT
 from penstock.spark.options import local_path
 from penstock.store import AppendLogStore, LmdbStore, RocksStore, SnapshotStore, open_store
-from penstock.types import Op, WatchCursor
+from penstock.types import Op, VersionToken, WatchCursor
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -46,6 +46,7 @@ __all__ = ["FoldSummary", "fold", "fold_into", "latest", "staged_latest", "updat
 PART_ROWS: Final = 65_536
 BACKENDS: Final = {kind.backend: kind for kind in (AppendLogStore, RocksStore, LmdbStore)}
 TOKEN_BYTES: Final = 8
+FILLING: Final = WatchCursor(VersionToken(b"filling"))
 
 
 class FoldSummary(msgspec.Struct):
@@ -120,7 +121,7 @@ def fold_into(spark: SparkSession, log: str, store: str, *, backend: str = Appen
         start, end, source = _bounds(log, target)
         summary = FoldSummary()
         if start < end:
-            with contextlib.closing(staged_latest(spark, log, store, start, end)) as staged:
+            with contextlib.closing(staged_latest(spark, log, f"{store}.penstock-staged", start, end)) as staged:
                 summary = _apply(log, source, target, staged)
         target.settle()
         summary.entries, summary.digest = target.count(), target.digest()
@@ -188,7 +189,7 @@ def _bounds(log: str, store: SnapshotStore) -> tuple[int, int, Source]:
             raise OptionsError(f"{log}: its records are no envelopes: make keys with a DataFrame and use fold()")
         note, source, token = SourceNote(PosixDisk(), store.path), source_of(reader), store.cursor().token
         first, end = reader.first_position, reader.next_position
-        if not token.known:
+        if not token.known or token == FILLING.token:
             note.write(source)
             return first, end, source
         at = token.as_int()
@@ -202,12 +203,12 @@ def _bounds(log: str, store: SnapshotStore) -> tuple[int, int, Source]:
         return at, end, source
 
 
-def staged_latest(spark: SparkSession, log: str, store: str, start: int, end: int) -> Generator[pa.RecordBatch]:
-    """Yield the latest change of each key between two positions of a log; meanwhile they lie beside the store.
+def staged_latest(spark: SparkSession, log: str, staging: str, start: int, end: int) -> Generator[pa.RecordBatch]:
+    """Yield the latest change of each key between two positions of a log; meanwhile they lie in the folder ``staging``.
 
-    Spark writes them to files: they may be more than the memory of this process takes.
+    Spark writes them to files: they may be more than the memory of this process takes.  What a run that was killed has
+    left there is replaced.
     """
-    staging = f"{store}.penstock-staged-{uuid.uuid4().hex[:12]}"
     frame = (
         spark.read.format("penstock")
         .schema("position long, key binary, op int, payload binary")
@@ -216,7 +217,7 @@ def staged_latest(spark: SparkSession, log: str, store: str, start: int, end: in
         .load(log)
     )
     try:
-        latest(frame).write.option("compression", "lz4").parquet(staging)
+        latest(frame).write.mode("overwrite").option("compression", "lz4").parquet(staging)
         for name in sorted(os.listdir(staging)):
             if name.endswith(".parquet"):
                 with pq.ParquetFile(os.path.join(staging, name)) as file:
@@ -230,17 +231,17 @@ def staged_latest(spark: SparkSession, log: str, store: str, start: int, end: in
 def _apply(log: str, source: Source, store: SnapshotStore, staged: Iterable[pa.RecordBatch]) -> FoldSummary:
     """Apply what Spark found, the cursor with the last of it."""
     summary, last = FoldSummary(), -1
-    known = store.cursor()
+    from_nothing = store.cursor().at_start or store.cursor() == FILLING
     whole: list[UpdateBatch] = []
-    if known.at_start:
+    if from_nothing:
         _empty(store)  # what a run that died half way left
     for batch in staged:
         last = max(last, int(np.asarray(batch.column("version")).max()))
         summary.records += int(np.asarray(batch.column("changes")).sum())
         summary.updates += len(batch)
         updates = updates_of(batch)
-        if known.at_start:
-            store.apply(updates, known)
+        if from_nothing:
+            store.apply(updates, FILLING)
         else:
             whole.append(updates)
     if last >= 0:
@@ -256,4 +257,4 @@ def _empty(store: SnapshotStore) -> None:
     for batch in store.scan():
         none = Spans(np.zeros(len(batch), np.int64), np.zeros(len(batch), np.int64))
         deletes = UpdateBatch(batch.buffer, np.full(len(batch), Op.DELETE, np.uint8), batch.keys, none, none)
-        store.apply(deletes, WatchCursor())
+        store.apply(deletes, FILLING)

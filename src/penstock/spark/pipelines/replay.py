@@ -18,8 +18,12 @@ def replay(
 ) -> None:
     """Append the rows to a log, oldest first, keeping kind and time; once for each (app, batch).
 
-    Rows with keys need ``content="envelope/1"``, which keeps everything an envelope holds.
+    The records of a channel keep their order, also where a clock was set back.  Rows with keys need
+    ``content="envelope/1"``, which keeps everything an envelope holds.
     """
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F  # noqa: N812
+
     missing = [name for name in ("channel", "position", "payload") if name not in frame.columns]
     if missing:
         raise OptionsError(f"there is no column {', '.join(missing)} to replay")
@@ -27,9 +31,14 @@ def replay(
     if content != "raw":
         names += [column.name for column in ENVELOPE]
     kept = [name for name in names if name in frame.columns]
-    order = [name for name in ("timestamp_ns", "channel", "position") if name in frame.columns]
+    if "timestamp_ns" in frame.columns:
+        earlier = Window.partitionBy("channel").orderBy("position").rowsBetween(Window.unboundedPreceding, 0)
+        moment = F.max("timestamp_ns").over(earlier)
+    else:
+        moment = F.lit(0)
     (
-        frame.orderBy(*order)  # the tasks of a sorted frame are in order, and so is what they stage
+        frame.withColumn("moment", moment)
+        .orderBy("moment", "channel", "position")  # the tasks of a sorted frame are in order, and so is what they stage
         .select(*kept)
         .write.format("penstock")
         .option("appId", app)

@@ -1,0 +1,204 @@
+"""The lake when two drivers, two queries, a vacuum or another schema come in between; without a JVM."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+
+from penstock.errors import ConflictError, CorruptionError, OptionsError
+from penstock.log.envelope import CONTENT
+from penstock.log.xchannel import Writer
+from penstock.spark import lake
+from penstock.spark.columns import BASE, ENVELOPE, arrow_schema
+from penstock.spark.export import delta_stats
+from penstock.spark.lake import DataFile, commit_files, committed_batch, data_files, is_due, open_table, table_columns
+from penstock.spark.pipelines.compact import compact
+from penstock.spark.source import ExportSource
+
+NUMBERS = pa.schema([("n", pa.int64())])
+
+
+def write(table: Path, name: str, schema: pa.Schema = NUMBERS, **columns: list[Any]) -> DataFile:
+    """Write a file as a task does: in the table's folder, and no part of it yet."""
+    table.mkdir(exist_ok=True)
+    pq.write_table(pa.table(columns, schema=schema), table / name)
+    metadata = pq.read_metadata(table / name)
+    return DataFile(name, (table / name).stat().st_size, metadata.num_rows, delta_stats(metadata))
+
+
+def rows(table: Path, column: str = "n") -> list[Any]:
+    found = open_table(str(table))
+    assert found is not None
+    return sorted(found.to_pyarrow_table().column(column).to_pylist())
+
+
+def test_queries_that_filter_the_same_spans_do_not_write_each_others_files(tmp_path: Path) -> None:
+    with Writer.open(tmp_path / "ticks") as writer:
+        writer.append_many([b"%d" % n for n in range(100)], kind=[n % 2 for n in range(100)])
+    table, schema = tmp_path / "lake", arrow_schema(BASE)
+    for kind in ("0", "1"):
+        told = {"path": str(tmp_path / "ticks"), "table": str(table), "kinds": kind, "app": f"kind-{kind}"}
+        reader = ExportSource(told).reader(None)  # type: ignore[arg-type]
+        found = [row for task in reader.partitions() for batch in reader.read(task) for row in batch.to_pylist()]
+        commit_files(str(table), f"kind-{kind}", 0, data_files(found), schema)
+    assert sorted(map(int, rows(table, "payload"))) == list(range(100))
+
+
+def test_a_batch_that_two_drivers_commit_at_once_is_committed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = tmp_path / "lake"
+    commit_files(str(table), "app", 0, [write(table, "a", n=[0])], NUMBERS)
+    real, opened = lake.open_table, 0
+
+    def open_and_be_overtaken(path: str) -> DeltaTable | None:
+        nonlocal opened
+        opened += 1
+        found = real(path)
+        if opened == 1:  # a driver that was believed dead
+            assert commit_files(path, "app", 1, [write(table, "b", n=[1])], NUMBERS)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lake, "open_table", open_and_be_overtaken)
+        assert commit_files(str(table), "app", 1, [write(table, "c", n=[1])], NUMBERS) is False
+    assert rows(table) == [0, 1]
+
+
+def test_two_queries_of_one_name_do_not_swallow_each_others_batches(tmp_path: Path) -> None:
+    table = tmp_path / "lake"
+    for batch in (0, 1):
+        commit_files(str(table), "app", batch, [write(table, f"a{batch}", n=[batch])], NUMBERS, query="0a")
+    assert not is_due(str(table), "app", 1, "0a")
+    assert is_due(str(table), "app", 2, "0a")
+    for batch in (0, 1, 2):
+        with pytest.raises(ConflictError, match="of another query, or its checkpoint was made again"):
+            is_due(str(table), "app", batch, "0b")
+        with pytest.raises(ConflictError, match="of another query"):
+            commit_files(str(table), "app", batch, [], NUMBERS, query="0b")
+    assert is_due(str(table), "app", 2, "")  # a checkpoint that cannot be read tells nothing
+    assert rows(table) == [0, 1]
+
+
+def test_a_stream_whose_table_is_gone_does_not_go_on_in_the_middle(tmp_path: Path) -> None:
+    with pytest.raises(ConflictError, match="batch 3 of app is here, but not batch 0"):
+        is_due(str(tmp_path / "lake"), "app", 3, "0a")
+    assert is_due(str(tmp_path / "lake"), "app", 0, "0a")
+
+
+def test_columns_that_come_later_are_added_and_other_types_are_refused(tmp_path: Path) -> None:
+    table = tmp_path / "lake"
+    commit_files(str(table), "app", 0, [write(table, "a", n=[0])], NUMBERS)
+    wider = pa.schema([("m", pa.string()), ("n", pa.int64())])
+    assert commit_files(str(table), "app", 1, [write(table, "b", wider, n=[1], m=["x"])], wider)
+    assert commit_files(str(table), "app", 2, [write(table, "c", n=[2])], NUMBERS)
+    found = DeltaTable(str(table)).to_pyarrow_table().sort_by("n").to_pylist()
+    assert found == [{"n": 0, "m": None}, {"n": 1, "m": "x"}, {"n": 2, "m": None}]
+    other = pa.schema([("n", pa.string())])
+    with pytest.raises(OptionsError, match="column n is long there, not string"):
+        commit_files(str(table), "app", 3, [write(table, "d", other, n=["3"])], other)
+    assert rows(table) == [0, 1, 2]
+
+
+def test_the_table_of_channels_keeps_columns_of_others_and_refuses_other_types(tmp_path: Path) -> None:
+    with Writer.open(tmp_path / "ticks", content=CONTENT):
+        pass
+    own = pa.schema([("position", pa.int64()), ("day", pa.date32())])
+    table = tmp_path / "lake"
+    commit_files(str(table), "app", 0, [write(table, "a", own, position=[0], day=[dt.date(2026, 1, 1)])], own)
+    columns = table_columns(str(tmp_path / "ticks"), str(table))
+    assert {column.name for column in columns} == {column.name for column in (*BASE, *ENVELOPE)}
+    assert {field.name for field in DeltaTable(str(table)).schema().fields} == {"day", *(c.name for c in columns)}
+    wrong = tmp_path / "wrong"
+    text = pa.schema([("position", pa.string())])
+    commit_files(str(wrong), "app", 0, [write(wrong, "a", text, position=["0"])], text)
+    with pytest.raises(OptionsError, match="column position is string there, not long"):
+        table_columns(str(tmp_path / "ticks"), str(wrong))
+
+
+@pytest.mark.parametrize("harm", ["gone", "cut"])
+def test_a_file_that_is_gone_before_its_commit_does_not_break_the_table(tmp_path: Path, harm: str) -> None:
+    table = tmp_path / "lake"
+    commit_files(str(table), "app", 0, [write(table, "a.parquet", n=[0])], NUMBERS)
+    files = [write(table, "b.parquet", n=[1])]
+    if harm == "gone":
+        compact(str(table), vacuum_hours=0)  # fewer hours than the batch takes
+    else:
+        os.truncate(table / "b.parquet", 10)
+    with pytest.raises(CorruptionError, match=r"b\.parquet"):
+        commit_files(str(table), "app", 1, files, NUMBERS)
+    assert commit_files(str(table), "app", 1, [write(table, "b.parquet", n=[1])], NUMBERS)
+    assert rows(table) == [0, 1]
+
+
+@pytest.mark.parametrize("name", ["a b", "50%", "ha#sh", "qu?x", "br[1]{2}*", "day=5", "ü", "_x", "co:lon"])
+def test_a_table_may_have_any_name(tmp_path: Path, name: str) -> None:
+    table = tmp_path / name
+    for batch in (0, 1):
+        commit_files(str(table), "app", batch, [write(table, f"{batch}.parquet", n=[batch])], NUMBERS)
+    assert committed_batch(str(table), "app") == 1
+    assert compact(str(table), vacuum_hours=0)["removed"] == 2
+    assert rows(table) == [0, 1]
+    assert os.listdir(tmp_path) == [name]
+
+
+@pytest.mark.parametrize("name", ["per%20cent", "back\\slash"])
+def test_a_name_that_cannot_be_a_table_is_refused_before_anything_is_made(tmp_path: Path, name: str) -> None:
+    with pytest.raises(OptionsError, match="for another character"):
+        commit_files(str(tmp_path / name), "app", 0, [], NUMBERS)
+    assert os.listdir(tmp_path) == []
+
+
+def test_numbers_that_json_does_not_have_are_left_out_of_the_statistics(tmp_path: Path) -> None:
+    schema = pa.schema([("x", pa.float64()), ("n", pa.int64()), ("local", pa.timestamp("us"))])
+    moment = dt.datetime(2026, 7, 1, 12)  # noqa: DTZ001  # without a zone: which moment it is depends on who reads
+    file = write(tmp_path, "a", schema, x=[1.0, float("inf")], n=[1, 2], local=[moment, moment])
+
+    def refuse(text: str) -> None:
+        raise AssertionError(text)
+
+    stats = json.loads(file.stats, parse_constant=refuse)
+    assert (stats["minValues"], stats["maxValues"]) == ({"n": 1}, {"n": 2})
+
+
+def test_compacting_goes_by_times_only_and_leaves_what_is_appended_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = tmp_path / "lake"
+    schema = pa.schema([("n", pa.int64()), ('event "Time"', pa.timestamp("us", "UTC"))])
+
+    def add(batch: int, days: int) -> None:
+        when = dt.datetime.now(dt.UTC) - dt.timedelta(days=days)
+        file = write(table, f"{batch}.parquet", schema, **{"n": [batch], 'event "Time"': [when]})
+        commit_files(str(table), "app", batch, [file], schema, query="0a")
+
+    for batch, days in enumerate((30, 20, 1, 0)):
+        add(batch, days)
+    for column in ("n", "nothing"):
+        with pytest.raises(OptionsError, match=f"no column {column} of times"):
+            compact(str(table), keep_days=10, time_column=column)
+
+    real = DeltaTable.optimize.fget  # type: ignore[attr-defined]
+
+    def optimize(found: DeltaTable) -> Any:
+        monkeypatch.undo()
+        add(4, 0)
+        return real(found)
+
+    monkeypatch.setattr(DeltaTable, "optimize", property(optimize))
+    (table / "_checkpoint").mkdir()
+    (table / "_checkpoint" / "metadata").write_text("{}")
+    (table / "9.parquet.0.tmp").write_text("left by a task that was killed")
+    assert compact(str(table), keep_days=10, time_column='event "Time"', vacuum_hours=0)["deleted_rows"] == 2
+    assert rows(table) == [2, 3, 4]
+    assert committed_batch(str(table), "app@0a") == 4
+    assert (table / "_checkpoint" / "metadata").exists()
+    assert not (table / "9.parquet.0.tmp").exists()
