@@ -29,7 +29,7 @@ from penstock.spark.reading import read_spans
 
 __all__ = ["Exporter", "MANIFEST", "EXPORT_OPTIONS", "delta_stats"]
 
-EXPORT_OPTIONS: Final = ("columns", "compression", "whole")
+EXPORT_OPTIONS: Final = ("app", "columns", "compression", "whole")
 """What ``penstock-export`` takes besides the options of the source, and ``table``."""
 
 MANIFEST: Final = (
