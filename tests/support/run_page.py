@@ -6,12 +6,14 @@ they are interrupted are interrupted.
 
 from __future__ import annotations
 
+import os
+import pty
 import re
+import select
 import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -110,20 +112,28 @@ def run_command(words: list[str]) -> None:
 
 
 def interrupt(command: list[str]) -> None:
-    """Run a command that goes on, and interrupt it; a busy machine may need longer to start it."""
-    for seconds in (2, 5, 15):
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    """Run a command that goes on, on a terminal, and interrupt it when it has said something."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+        try:
+            os.close(theirs)
+            select.select([ours], [], [], 60)  # an end is also something
+            ended = process.poll()
+            process.send_signal(signal.SIGINT)
+            said = b""
             try:
-                time.sleep(seconds)
-                ended = process.poll()
-                process.send_signal(signal.SIGINT)
-                said = process.communicate(timeout=60)[1]
-            finally:
-                process.kill()
-        assert ended is None, f"{command} did not go on:\n{said}"
-        if process.returncode in {0, 130} and "Traceback" not in said:
-            return
-    raise AssertionError(f"{command} did not end well:\n{said}")
+                while more := os.read(ours, 1 << 16):
+                    said += more
+            except OSError:  # everyone who had the terminal has left
+                pass
+            code = process.wait(60)
+        finally:
+            process.kill()
+            os.close(ours)
+    assert ended is None, f"{command} did not go on:\n{said.decode()}"
+    assert said, f"{command} said nothing"
+    assert code in {0, 130}, f"{command} ended with {code}:\n{said.decode()}"
+    assert b"Traceback" not in said, said.decode()
 
 
 def run_page(page: Path, address: str = ADDRESS) -> int:

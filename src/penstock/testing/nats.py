@@ -12,7 +12,7 @@ from typing import Self
 
 __all__ = ["NatsServer", "find_nats_server"]
 
-READY_SECONDS = 20.0
+READY_SECONDS = 60.0
 
 
 def find_nats_server() -> str:

@@ -66,7 +66,7 @@ class TcpProxy:
         """Let bytes and new connections through; with ``old="dead"`` those that were stalled stay so for ever."""
         self._run(self._heal(old))
 
-    def broken(self, seconds: float = 10.0) -> bool:
+    def broken(self, seconds: float = 60.0) -> bool:
         """Wait until the network is cut or stalled; return whether it is."""
         return self._broken.wait(seconds)
 
@@ -87,7 +87,7 @@ class TcpProxy:
     # --- In the thread
 
     def _run(self, work: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
 
     async def _listen(self) -> asyncio.Server:
         return await self._loop.create_server(lambda: _Side(self, self._arrived), "127.0.0.1", 0)
@@ -141,6 +141,7 @@ class TcpProxy:
             client.reset()
             return
         client.peer, server.peer = server, client
+        server.dead = client.dead  # left so while this was under way
         if client.gone:
             server.reset()
         else:

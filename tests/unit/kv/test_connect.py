@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -88,8 +89,9 @@ async def test_an_operation_on_a_connection_that_died_half_way_ends_with_timeout
 
     server = await asyncio.start_server(half_dead, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    connection = NatsConnection(NatsOptions(url=f"nats://127.0.0.1:{port}", operation_seconds=0.3))
+    connection = NatsConnection(NatsOptions(url=f"nats://127.0.0.1:{port}", operation_seconds=60))
     await connection.connect()
+    connection._options = dataclasses.replace(connection._options, operation_seconds=0.3)
     with pytest.raises(Timeout):
         await connection.store("b")
     await connection.shutdown()
