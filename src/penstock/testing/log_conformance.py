@@ -283,6 +283,7 @@ class LogConformance:
                     pickle.dumps(handle)
         writer.close()
 
+    @pytest.mark.filterwarnings("ignore:This process")
     def test_a_handle_does_not_survive_a_fork(self, tmp_path: Path) -> None:
         path = str(tmp_path / "log")
         writer = self.open_writer(path)

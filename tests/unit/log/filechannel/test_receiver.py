@@ -223,6 +223,7 @@ def test_a_few_at_a_time_are_read_ahead() -> None:
 # --- From another process
 
 
+@pytest.mark.filterwarnings("ignore:This process")
 def test_senders_and_receivers_do_not_survive_a_fork_and_the_parent_goes_on(tmp_path: Path) -> None:
     with FileChannel.open(tmp_path / "c", FAST) as channel, FileChannel.attach(tmp_path / "c") as view:
         channel.append_many([b"one", b"two"])

@@ -107,6 +107,7 @@ def test_a_lock_that_was_removed_is_not_taken_in_vain(tmp_path: Path) -> None:
     two.close()
 
 
+@pytest.mark.filterwarnings("ignore:This process")
 def test_the_child_of_a_fork_leaves_a_turn_to_its_parent(tmp_path: Path) -> None:
     one, two = SharedLog.open(tmp_path / "log"), SharedLog.open(tmp_path / "log")
     with one.turn():
