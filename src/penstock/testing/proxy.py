@@ -127,7 +127,6 @@ class TcpProxy:
         if self.mode == "cut":
             client.reset()
             return
-        client.hold()  # until the server is there
         task = self._loop.create_task(self._dial(client))
         self._dialling.add(task)
         task.add_done_callback(self._dialling.discard)
@@ -148,13 +147,12 @@ class TcpProxy:
             self._adopt(client, server)
 
     def _adopt(self, client: _Side, server: _Side) -> None:
-        """Let a new connection be as the network is now."""
+        """Let a new connection be as the network is now; held it is already."""
         if self.mode == "cut":
             server.reset()
-        elif self.mode == "stalled":
-            server.hold()
-        else:
+        elif self.mode == "open":
             client.go_on(dead=False)
+            server.go_on(dead=False)
 
     def _pass(self, side: _Side, data: bytes) -> None:
         """Hand bytes of the server on, breaking where it was asked for."""
@@ -187,6 +185,7 @@ class _Side(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
         self.proxy._sides.add(self)
+        self.hold()  # until both are there
         if self._arrived is not None:
             self._arrived(self)
 
@@ -214,7 +213,7 @@ class _Side(asyncio.Protocol):
 
     def go_on(self, *, dead: bool) -> None:
         self.dead |= dead
-        if self.gone or self.dead:
+        if self.gone or self.dead or self.peer is None:
             return
         kept, self.kept = self.kept, b""
         if kept:

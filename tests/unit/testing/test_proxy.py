@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -68,6 +69,18 @@ def test_a_stalled_network_closes_nothing_and_loses_nothing(proxy: TcpProxy, lis
         server.settimeout(60)
         assert receive(client, 3) == b"def"
         assert receive(server, 2) == b"up"
+
+
+def test_what_was_sent_before_the_server_was_there_is_not_lost(proxy: TcpProxy, listener: socket.socket) -> None:
+    proxy.stall()
+    with socket.create_connection(("127.0.0.1", proxy.port), 60) as client:
+        client.sendall(b"early")
+        while not proxy.accepted:
+            time.sleep(0.001)
+        proxy.heal()
+        with listener.accept()[0] as server:
+            server.settimeout(60)
+            assert receive(server, 5) == b"early"
 
 
 def test_a_connection_left_dead_stays_so_and_new_ones_work(proxy: TcpProxy, listener: socket.socket) -> None:
