@@ -36,8 +36,11 @@ async def after():
     from penstock.types import WatchCursor
     async with EmbeddedConnection("buckets") as connection:
         store = await connection.store("routes")
-        await bounded(lead(store, b"me"))
-        assert (await store.reader.get("leader")).value == b"me"
+        leading = asyncio.create_task(lead(store, b"me"))
+        while (leader := await store.reader.get("leader")) is None:
+            await asyncio.sleep(0.01)
+        assert leader.value == b"me"
+        leading.cancel()
         await bounded(follow(store, WatchCursor.of(1)))
 
 asyncio.run(after())
@@ -57,8 +60,11 @@ async def after():
     async with EmbeddedConnection("buckets") as connection:
         await (await connection.store("routes")).writer.put("eu.a", b"10.0.0.1")
     stop = asyncio.Event()
-    asyncio.get_running_loop().call_later(1.0, stop.set)
-    await main(stop)
+    running = asyncio.create_task(main(stop))
+    while not routes and not running.done():
+        await asyncio.sleep(0.01)
+    stop.set()
+    await running
 
 asyncio.run(after())
 assert routes == {"eu.a": b"10.0.0.1"}
@@ -66,9 +72,12 @@ assert routes == {"eu.a": b"10.0.0.1"}
     "follow.md": """
 async def after():
     stop = asyncio.Event()
-    asyncio.get_running_loop().call_later(0.5, stop.set)
     with open_log("orders") as log, AppendLogStore.open("kinds.snap") as store:
-        await run(log, store, stop)
+        running = asyncio.create_task(run(log, store, stop))
+        while not store.count() and not running.done():
+            await asyncio.sleep(0.01)
+        stop.set()
+        await running
         assert store.count() == 1
 
 asyncio.run(after())
