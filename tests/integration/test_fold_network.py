@@ -305,13 +305,15 @@ async def test_history_lost_while_the_network_is_away_is_repaired(
 ) -> None:
     """Keys deleted without a trace, and one deleted and made again, while the fold hears nothing."""
     await fill(bucket)
-    if not hydrated:
-        proxy.stall(after=150_000)  # of about half a megabyte; a cut would take with it what has not been read
-    async with folding(tmp_path / "fold.snap", proxy) as fold:
+    fold: Fold
+    async with (
+        folding(tmp_path / "fold.snap", proxy)
+        if hydrated
+        else losing_the_network(tmp_path, proxy, "stall", after=150_000)  # a cut takes what has not been read with it
+    ) as fold:
         if hydrated:
             await fold.until(lambda: fold.run.hydrated and fold.cursor == KEYS)
         else:
-            assert await asyncio.to_thread(proxy.broken)
             await fold.until(lambda: (fold.cursor or 0) > 500)
             assert not fold.run.hydrated
         proxy.cut()
