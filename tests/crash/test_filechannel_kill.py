@@ -49,7 +49,7 @@ path, seed = sys.argv[1], int(sys.argv[2])
 rng = random.Random(seed)
 rx = FileChannel.attach(path).ack_rx("worker")
 while True:
-    batch = rx.recv_many(rng.randrange(1, 30), timeout=5)
+    batch = rx.recv_many(rng.randrange(1, 30), timeout=60)
     numbers = [int(payload.split()[0]) for payload in batch.to_payloads()]
     if not numbers:
         continue
@@ -70,7 +70,7 @@ def spawn(code: str, *arguments: object) -> subprocess.Popen[bytes]:
 
 def kill(process: subprocess.Popen[bytes]) -> list[bytes]:
     process.send_signal(signal.SIGKILL)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=60)
     assert process.returncode == -signal.SIGKILL, err.decode()
     whole = out[: out.rfind(b"\n") + 1]
     return whole.splitlines()

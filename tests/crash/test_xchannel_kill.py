@@ -13,6 +13,9 @@ import xchannel_load as load
 from penstock.errors import LockedError
 from penstock.log.xchannel import Reader, Writer, XChannelLog, cleanup
 
+FEWEST = 5
+"""So many rounds there are, however long they take."""
+
 
 class Seen:
     """Every position and number a reader was given, in order."""
@@ -50,7 +53,7 @@ def kill_writers(path: str, rng: random.Random, rounds: int, seconds: float) -> 
     deadline = time.monotonic() + seconds
     done = mended = 0
     with Reader.open(path) as attached:
-        while done < rounds and time.monotonic() < deadline:
+        while done < rounds and (done < FEWEST or seen.following <= done or time.monotonic() < deadline):
             ours, theirs = context.Pipe(duplex=False)
             process = context.Process(
                 target=load.write_until_killed, args=(path, rng.getrandbits(32), seen.following, theirs), daemon=True
@@ -86,8 +89,7 @@ def kill_writers(path: str, rng: random.Random, rounds: int, seconds: float) -> 
             with XChannelLog(path) as log:
                 mended += bool([problem for problem in log.verify() if "next writer mends" in problem.reason])
             done += 1
-    assert done >= 5, f"only {done} rounds in the time given"
-    assert seen.following > done
+    assert seen.following > done, "the writers hardly wrote: nothing was tested"
     with Writer.open(path) as writer:  # the last one comes and goes in peace
         writer.append(load.payload(seen.following))
     with XChannelLog(path) as log:

@@ -67,7 +67,7 @@ class Folding:
         self.keys += [update.key for update in batch]
 
     async def reaches(self, revision: int) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while (self.store.revision or 0) < revision and not self.task.done():
                 await asyncio.sleep(0.005)
         if self.task.done():
@@ -75,7 +75,7 @@ class Folding:
 
     async def end(self) -> None:
         self.stop.set()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await self.task
 
 
@@ -108,7 +108,7 @@ async def test_a_fold_follows_its_bucket_and_a_restart_gets_the_delta_only(bucke
     await bucket.writer.put_many((f"k.{n}", b"%d" % n) for n in range(300))
     async with folding(bucket, store) as first:
         await first.reaches(300)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not first.run.hydrated:
                 await asyncio.sleep(0.005)
         assert first.run.lag == 0

@@ -16,7 +16,7 @@ ELSEWHERE = {"spark.md", "nats.md"}  # these need a JVM or a server
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs/howto").glob("*.md"))]
 
 
-def examples_of(page: Path, folder: Path, *address: str, seconds: float = 120) -> int:
+def examples_of(page: Path, folder: Path, *address: str, seconds: float = 280) -> int:
     command = [sys.executable, "-W", "error", str(RUN_PAGE), str(page), *address]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=seconds, check=False)
     assert done.returncode == 0, done.stderr

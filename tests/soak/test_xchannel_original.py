@@ -17,8 +17,6 @@ import pytest
 
 from penstock.log.xchannel import Reader, Writer, XChannelLog
 
-pytestmark = pytest.mark.timeout(300)
-
 SOURCE = Path(__file__).parents[1] / "support" / "original"
 WORDS = struct.Struct("<QQ")
 REGION, ROLL = 64 << 10, 300_000

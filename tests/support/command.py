@@ -11,4 +11,4 @@ PENSTOCK = [sys.executable, "-W", "error", "-m", "penstock.cli.main"]
 
 def penstock(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
     command = [*PENSTOCK, *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, **options)
+    return subprocess.run(command, capture_output=True, text=True, timeout=180, check=False, **options)

@@ -9,7 +9,7 @@ from penstock.kv import NatsConnection, StoreConfig
 from penstock.kv.nats import NatsKvStore
 from penstock.kv.nats_watch import NatsWatch
 
-WAIT_SECONDS = 20.0
+WAIT_SECONDS = 60.0
 
 
 async def new_store(connection: NatsConnection, **settings: Any) -> NatsKvStore:

@@ -6,12 +6,14 @@ they are interrupted are interrupted.
 
 from __future__ import annotations
 
+import os
+import pty
 import re
+import select
 import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,8 +36,11 @@ async def after():
     from penstock.types import WatchCursor
     async with EmbeddedConnection("buckets") as connection:
         store = await connection.store("routes")
-        await bounded(lead(store, b"me"))
-        assert (await store.reader.get("leader")).value == b"me"
+        leading = asyncio.create_task(lead(store, b"me"))
+        while (leader := await store.reader.get("leader")) is None:
+            await asyncio.sleep(0.01)
+        assert leader.value == b"me"
+        leading.cancel()
         await bounded(follow(store, WatchCursor.of(1)))
 
 asyncio.run(after())
@@ -55,8 +60,11 @@ async def after():
     async with EmbeddedConnection("buckets") as connection:
         await (await connection.store("routes")).writer.put("eu.a", b"10.0.0.1")
     stop = asyncio.Event()
-    asyncio.get_running_loop().call_later(1.0, stop.set)
-    await main(stop)
+    running = asyncio.create_task(main(stop))
+    while not routes and not running.done():
+        await asyncio.sleep(0.01)
+    stop.set()
+    await running
 
 asyncio.run(after())
 assert routes == {"eu.a": b"10.0.0.1"}
@@ -64,9 +72,12 @@ assert routes == {"eu.a": b"10.0.0.1"}
     "follow.md": """
 async def after():
     stop = asyncio.Event()
-    asyncio.get_running_loop().call_later(0.5, stop.set)
     with open_log("orders") as log, AppendLogStore.open("kinds.snap") as store:
-        await run(log, store, stop)
+        running = asyncio.create_task(run(log, store, stop))
+        while not store.count() and not running.done():
+            await asyncio.sleep(0.01)
+        stop.set()
+        await running
         assert store.count() == 1
 
 asyncio.run(after())
@@ -110,20 +121,28 @@ def run_command(words: list[str]) -> None:
 
 
 def interrupt(command: list[str]) -> None:
-    """Run a command that goes on, and interrupt it; a busy machine may need longer to start it."""
-    for seconds in (2, 5, 15):
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    """Run a command that goes on, on a terminal, and interrupt it when it has said something."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+        try:
+            os.close(theirs)
+            select.select([ours], [], [], 60)  # an end is also something
+            ended = process.poll()
+            process.send_signal(signal.SIGINT)
+            said = b""
             try:
-                time.sleep(seconds)
-                ended = process.poll()
-                process.send_signal(signal.SIGINT)
-                said = process.communicate(timeout=60)[1]
-            finally:
-                process.kill()
-        assert ended is None, f"{command} did not go on:\n{said}"
-        if process.returncode in {0, 130} and "Traceback" not in said:
-            return
-    raise AssertionError(f"{command} did not end well:\n{said}")
+                while more := os.read(ours, 1 << 16):
+                    said += more
+            except OSError:  # everyone who had the terminal has left
+                pass
+            code = process.wait(60)
+        finally:
+            process.kill()
+            os.close(ours)
+    assert ended is None, f"{command} did not go on:\n{said.decode()}"
+    assert said, f"{command} said nothing"
+    assert code in {0, 130}, f"{command} ended with {code}:\n{said.decode()}"
+    assert b"Traceback" not in said, said.decode()
 
 
 def run_page(page: Path, address: str = ADDRESS) -> int:

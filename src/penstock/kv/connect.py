@@ -23,6 +23,8 @@ __all__ = ["NatsOptions", "NatsConnection", "nats_connect"]
 _log = logging.getLogger("penstock.kv")
 
 RECONNECT_SECONDS: Final = 0.25
+ANSWER_SECONDS: Final = 2.0
+"""How long a server has to answer when it is dialled again; the first time it has a share of ``operation_seconds``."""
 UNANSWERED_PINGS: Final = 2
 CAPABILITIES: Final = ConnectionCapabilities(streaming_watch=True, prefix_watch=True, purge=True, cas=True)
 
@@ -217,6 +219,7 @@ class NatsConnection(Connection):
         lane_of(client)
         urls, _, _ = self._options.servers()
         self._reasons.clear()
+        share = self._options.operation_seconds / (2 * len(urls))  # each is tried twice
 
         async def lost() -> None:
             self._on_state(client, False)
@@ -233,9 +236,10 @@ class NatsConnection(Connection):
                     disconnected_cb=lost,
                     reconnected_cb=back,
                     closed_cb=lost,
+                    connect_timeout=max(ANSWER_SECONDS, share),  # type: ignore[arg-type]  # seconds, as a float in fact
                     # 0 and -1 would try for ever before the first connection; afterwards for ever is right
                     max_reconnect_attempts=1,
-                    reconnect_time_wait=RECONNECT_SECONDS,  # type: ignore[arg-type]  # seconds, as a float in fact
+                    reconnect_time_wait=RECONNECT_SECONDS,  # type: ignore[arg-type]  # the same
                     ping_interval=self._options.ping_seconds,  # type: ignore[arg-type]  # the same
                     max_outstanding_pings=UNANSWERED_PINGS,
                     **self._options.credentials(),
@@ -247,7 +251,7 @@ class NatsConnection(Connection):
         except BaseException:
             await _give_up(client)
             raise
-        client.options["max_reconnect_attempts"] = -1
+        client.options.update(max_reconnect_attempts=-1, connect_timeout=ANSWER_SECONDS)
         self._client, self._healthy = client, True
 
     def _dialled(self, dial: asyncio.Task[Any]) -> None:

@@ -81,6 +81,8 @@ class JetStream:
                 while not (await asyncio.wait((asking,), timeout=LOOK_SECONDS))[0]:
                     if client.stats["reconnects"] > survives:
                         raise NotConnected(f"nats: the connection broke before {subject} was answered")
+                    if client.is_closed:
+                        raise NotConnected(f"nats: the connection was shut down before {subject} was answered")
             return asking.result()
         except (TimeoutError, errors.TimeoutError):
             raise Timeout(f"nats: no answer to {subject} within {self.seconds:g} s") from None

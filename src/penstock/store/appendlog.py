@@ -145,7 +145,7 @@ class AppendLogStore(Handle):
             if self._compacting is None and not self._closed:
                 name = f"penstock-compact-{os.path.basename(self.path)}"
                 self._compacting = threading.Thread(target=self._compact_aside, args=(log,), name=name, daemon=True)
-                self._compacting.start()
+                self._compacting.start()  # with the lock: whoever finds it there can wait for it
 
     def _compact_aside(self, log: LogFile) -> None:
         try:
@@ -158,7 +158,9 @@ class AppendLogStore(Handle):
             self._compacting = None
 
     def _wait(self) -> None:
-        thread = self._compacting
+        assert self._log is not None
+        with self._log.writing:
+            thread = self._compacting
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 

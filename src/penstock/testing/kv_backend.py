@@ -14,7 +14,7 @@ from penstock.types import KvUpdate
 
 __all__ = ["KvBackend", "WAIT_SECONDS", "collect", "quiet", "short"]
 
-WAIT_SECONDS = 20.0
+WAIT_SECONDS = 60.0
 
 
 async def collect(watch: Watch, count: int, limit: int = 65536) -> list[KvUpdate]:

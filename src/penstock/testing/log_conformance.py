@@ -165,7 +165,7 @@ class LogConformance:
         start = log.next_position
 
         def follow() -> None:
-            for batch in log.tail(start, timeout=2):
+            for batch in log.tail(start, timeout=60):
                 found.extend(batch.to_payloads())
                 if len(found) == 3:
                     return
@@ -175,7 +175,7 @@ class LogConformance:
         time.sleep(0.05)
         writer.append(b"one")
         writer.append_many([b"two", b"three"])
-        thread.join(10)
+        thread.join(60)
         assert found == [b"one", b"two", b"three"]
         log.close()
         writer.close()
@@ -283,6 +283,7 @@ class LogConformance:
                     pickle.dumps(handle)
         writer.close()
 
+    @pytest.mark.filterwarnings("ignore:This process")
     def test_a_handle_does_not_survive_a_fork(self, tmp_path: Path) -> None:
         path = str(tmp_path / "log")
         writer = self.open_writer(path)

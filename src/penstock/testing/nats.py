@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -12,7 +13,7 @@ from typing import Self
 
 __all__ = ["NatsServer", "find_nats_server"]
 
-READY_SECONDS = 20.0
+READY_SECONDS = 60.0
 
 
 def find_nats_server() -> str:
@@ -40,7 +41,8 @@ class NatsServer:
     def __init__(self, folder: str, *arguments: str) -> None:
         self.folder = folder
         self.arguments = arguments
-        self.port = _free_port()
+        self.port = 0
+        """Where it listens: the server takes a free one the first time, and has it again after a restart."""
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
 
@@ -53,16 +55,17 @@ class NatsServer:
         """Start the process and wait until it listens."""
         log = os.path.join(self.folder, "nats-server.log")
         store = os.path.join(self.folder, "jetstream")
-        command = [find_nats_server(), "--jetstream", "--addr", "127.0.0.1", "--port", str(self.port)]
-        command += ["--store_dir", store, "--log", log, *self.arguments]
+        command = [find_nats_server(), "--jetstream", "--addr", "127.0.0.1", "--port", str(self.port or -1)]
+        command += ["--store_dir", store, "--ports_file_dir", self.folder, "--log", log, *self.arguments]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + READY_SECONDS
         while time.monotonic() < deadline and self._process.poll() is None:
             try:
+                self.port = self.port or self._said_port(self._process.pid)
                 with socket.create_connection(("127.0.0.1", self.port), 1.0) as probe:
                     if probe.recv(4) == b"INFO":
                         return
-            except OSError:
+            except (OSError, ValueError):  # it does not listen, or has not said all of it yet
                 time.sleep(0.02)
         self.stop()
         text = ""
@@ -70,6 +73,10 @@ class NatsServer:
             with open(log, encoding="utf-8") as lines:
                 text = lines.read()[-2000:]
         raise RuntimeError(f"nats-server did not come up on port {self.port}:\n{text}")
+
+    def _said_port(self, pid: int) -> int:
+        with open(os.path.join(self.folder, f"nats-server_{pid}.ports"), encoding="utf-8") as said:
+            return int(json.load(said)["nats"][0].rpartition(":")[2])
 
     def stop(self) -> None:
         """End the process at once, as a crash would."""
@@ -86,6 +93,7 @@ class NatsServer:
 
 
 def _free_port() -> int:
+    """Return a port nobody has at the moment, for those who cannot take one themselves."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

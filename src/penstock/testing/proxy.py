@@ -66,7 +66,7 @@ class TcpProxy:
         """Let bytes and new connections through; with ``old="dead"`` those that were stalled stay so for ever."""
         self._run(self._heal(old))
 
-    def broken(self, seconds: float = 10.0) -> bool:
+    def broken(self, seconds: float = 60.0) -> bool:
         """Wait until the network is cut or stalled; return whether it is."""
         return self._broken.wait(seconds)
 
@@ -87,7 +87,7 @@ class TcpProxy:
     # --- In the thread
 
     def _run(self, work: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
 
     async def _listen(self) -> asyncio.Server:
         return await self._loop.create_server(lambda: _Side(self, self._arrived), "127.0.0.1", 0)
@@ -127,7 +127,6 @@ class TcpProxy:
         if self.mode == "cut":
             client.reset()
             return
-        client.hold()  # until the server is there
         task = self._loop.create_task(self._dial(client))
         self._dialling.add(task)
         task.add_done_callback(self._dialling.discard)
@@ -141,19 +140,19 @@ class TcpProxy:
             client.reset()
             return
         client.peer, server.peer = server, client
+        server.dead = client.dead  # left so while this was under way
         if client.gone:
             server.reset()
         else:
             self._adopt(client, server)
 
     def _adopt(self, client: _Side, server: _Side) -> None:
-        """Let a new connection be as the network is now."""
+        """Let a new connection be as the network is now; held it is already."""
         if self.mode == "cut":
             server.reset()
-        elif self.mode == "stalled":
-            server.hold()
-        else:
+        elif self.mode == "open":
             client.go_on(dead=False)
+            server.go_on(dead=False)
 
     def _pass(self, side: _Side, data: bytes) -> None:
         """Hand bytes of the server on, breaking where it was asked for."""
@@ -186,6 +185,7 @@ class _Side(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
         self.proxy._sides.add(self)
+        self.hold()  # until both are there
         if self._arrived is not None:
             self._arrived(self)
 
@@ -213,7 +213,7 @@ class _Side(asyncio.Protocol):
 
     def go_on(self, *, dead: bool) -> None:
         self.dead |= dead
-        if self.gone or self.dead:
+        if self.gone or self.dead or self.peer is None:
             return
         kept, self.kept = self.kept, b""
         if kept:

@@ -66,9 +66,10 @@ async def test_a_scan_listens_first_and_needs_no_acknowledgements(
 async def test_a_scan_over_a_link_that_swallows_everything_ends_in_time(server: NatsServer, store: NatsKvStore) -> None:
     await store.writer.put_many((f"k.{n}", b"x" * 200) for n in range(500))
     with TcpProxy(server.port) as proxy:
-        options = NatsOptions(url=f"nats://127.0.0.1:{proxy.port}", operation_seconds=0.5, ping_seconds=60)
+        options = NatsOptions(url=f"nats://127.0.0.1:{proxy.port}", ping_seconds=60)
         async with NatsConnection(options) as connection:
             remote = await connection.store(store.name)
+            remote._api.seconds = 0.5
             proxy.stall(after=50_000)
             with pytest.raises(Timeout):
                 async with asyncio.timeout(WAIT_SECONDS):

@@ -6,14 +6,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from channel_use import ANN, BOB
 
-from penstock.channels import ChannelManager, ManagerOptions, Message
+from penstock.channels import ChannelManager, ManagerOptions, Message, files
 from penstock.channels.patience import FEWEST
 from penstock.disk import FaultyDisk, MemoryDisk, PosixDisk
 from penstock.errors import OptionsError, ReadOnlyError, Refused
@@ -113,46 +112,66 @@ async def test_a_push_that_cannot_be_written_takes_no_number(tmp_path: Path) -> 
 
 async def test_what_was_stored_at_once_is_durable_after_the_interval(tmp_path: Path) -> None:
     disk = FaultyDisk(PosixDisk())
-    async with await ChannelManager.open(tmp_path / "data", disk=disk) as manager:
-        ops = await opened(manager, interval=20)
-        await asyncio.sleep(0.2)
+    async with await ChannelManager.open(tmp_path / "late", disk=disk) as manager:
+        ops = await opened(manager, interval=60_000)
         disk.calls.clear()
         await ops.broadcast(ANN, b"second")
         assert not [path for name, path in disk.calls if name == "sync"]
-        for _ in range(200):
-            if [path for name, path in disk.calls if name == "sync" and path.endswith(".log")]:
-                return
-            await asyncio.sleep(0.02)
-        pytest.fail("no sync within four seconds")
+
+    def syncs() -> int:
+        return sum(name == "sync" and path.endswith(".log") for name, path in disk.calls)
+
+    async with await ChannelManager.open(tmp_path / "soon", disk=disk) as manager:
+        disk.calls.clear()
+        ops = await opened(manager, interval=20)
+        for wanted in (1, 2):
+            async with asyncio.timeout(60):
+                while syncs() < wanted:
+                    await asyncio.sleep(0.01)
+            before = syncs()
+            await ops.broadcast(ANN, b"more")
+        async with asyncio.timeout(60):
+            while syncs() == before:
+                await asyncio.sleep(0.01)
 
 
 # --- Durable first
 
 
 class Watched(FaultyDisk):
-    """Notes which thread syncs logs, and takes its time over it if told to."""
+    """Notes which thread syncs logs, and is as slow at it as it is told to be: its clock does nothing else."""
 
     def __init__(self) -> None:
         super().__init__(MemoryDisk())
         self.by: list[str] = []
-        self.seconds = 0.0
+        self.seconds = self.clock = 0.0
         self.on_call = self.note
+
+    def perf_counter(self) -> float:
+        self.clock += 1e-6
+        return self.clock
 
     def note(self, name: str, path: str) -> None:
         if name == "sync" and path.endswith(".log"):
             self.by.append("loop" if threading.current_thread() is threading.main_thread() else "thread")
-            time.sleep(self.seconds)
+            self.clock += self.seconds
 
     def taken(self) -> list[str]:
         by, self.by = self.by, []
         return by
 
 
-QUICK = ManagerOptions(sync_on_loop_seconds=0.5)  # no sync of a disk in memory takes that long
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Watched:
+    made = Watched()
+    monkeypatch.setattr(files, "time", made)
+    return made
 
 
-async def test_a_message_alone_is_made_durable_on_the_loop() -> None:
-    disk = Watched()
+QUICK = ManagerOptions(sync_on_loop_seconds=0.5)
+
+
+async def test_a_message_alone_is_made_durable_on_the_loop(disk: Watched) -> None:
     async with await ChannelManager.open("data", QUICK, disk=disk) as manager:
         ops = await opened(manager, interval=0)
         assert disk.taken() == ["thread"]  # nobody knows yet how quick the disk is, and the segment has to be made
@@ -171,8 +190,7 @@ async def test_a_message_alone_is_made_durable_on_the_loop() -> None:
         assert [(await jobs.pop(ANN)).payload for _ in range(2)] == [b"one", b"two"]
 
 
-async def test_messages_that_come_together_share_a_sync_in_a_thread() -> None:
-    disk = Watched()
+async def test_messages_that_come_together_share_a_sync_in_a_thread(disk: Watched) -> None:
     async with await ChannelManager.open("data", QUICK, disk=disk) as manager:
         ops = await opened(manager, interval=0)
         disk.taken()
@@ -180,8 +198,7 @@ async def test_messages_that_come_together_share_a_sync_in_a_thread() -> None:
         assert disk.taken() == ["thread"]
 
 
-async def test_who_asks_for_something_else_meanwhile_is_not_kept_waiting_on_the_loop() -> None:
-    disk = Watched()
+async def test_who_asks_for_something_else_meanwhile_is_not_kept_waiting_on_the_loop(disk: Watched) -> None:
     async with await ChannelManager.open("data", QUICK, disk=disk) as manager:
         ops, other = await opened(manager, interval=0), manager.channel("other")
         await other.join(ANN)
@@ -197,8 +214,7 @@ async def test_who_asks_for_something_else_meanwhile_is_not_kept_waiting_on_the_
         assert disk.taken() == ["loop"]
 
 
-async def test_a_slow_disk_is_waited_for_in_a_thread_until_it_is_quick_again() -> None:
-    disk = Watched()
+async def test_a_slow_disk_is_waited_for_in_a_thread_until_it_is_quick_again(disk: Watched) -> None:
     async with await ChannelManager.open("data", QUICK, disk=disk) as manager:
         ops = await opened(manager, interval=0)
         disk.taken()
@@ -210,8 +226,7 @@ async def test_a_slow_disk_is_waited_for_in_a_thread_until_it_is_quick_again() -
         assert disk.taken() == ["loop", *["thread"] * FEWEST, "loop", "loop"]
 
 
-async def test_it_can_be_forbidden() -> None:
-    disk = Watched()
+async def test_it_can_be_forbidden(disk: Watched) -> None:
     async with await ChannelManager.open("data", ManagerOptions(sync_on_loop_seconds=0), disk=disk) as manager:
         ops = await opened(manager, interval=0)
         for _ in range(3):
@@ -221,8 +236,7 @@ async def test_it_can_be_forbidden() -> None:
         ManagerOptions(sync_on_loop_seconds=-1)
 
 
-async def test_a_sync_that_fails_on_the_loop_is_the_callers_and_stops_the_channel() -> None:
-    disk = Watched()
+async def test_a_sync_that_fails_on_the_loop_is_the_callers_and_stops_the_channel(disk: Watched) -> None:
     async with await ChannelManager.open("data", QUICK, disk=disk) as manager:
         ops = await opened(manager, interval=0)
         await ops.broadcast(ANN, b"second")

@@ -28,10 +28,12 @@ class Slow(MemoryChannelStore):
     def __init__(self) -> None:
         super().__init__()
         self.go = threading.Event()
+        self.at: set[str] = set()
         self.by: dict[str, str] = {}
 
     def save(self, channel: PersistedChannel) -> str:
-        assert self.go.wait(10)
+        self.at.add(threading.current_thread().name)
+        assert self.go.wait(60)
         self.by[channel.handler] = threading.current_thread().name
         return super().save(channel)
 
@@ -170,7 +172,9 @@ async def test_what_waits_together_is_shared_out_among_the_threads() -> None:
     with ThreadPoolExecutor(3) as executor:
         saver = Saver(store, executor, 3)
         futures = [saver.save(channel) for channel in channels]
-        await asyncio.sleep(0)
+        async with asyncio.timeout(60):
+            while len(store.at) < 3:  # one that begins late would find its share taken
+                await asyncio.sleep(0.001)
         store.go.set()
         await asyncio.gather(*futures)
     shares = [list(store.by.values()).count(name) for name in set(store.by.values())]
@@ -182,7 +186,9 @@ async def test_what_comes_while_all_threads_are_busy_is_taken_when_one_is_free()
     with ThreadPoolExecutor(1) as executor:
         saver = Saver(store, executor, 1)
         first = saver.save(PersistedChannel("first"))
-        await asyncio.sleep(0.01)
+        async with asyncio.timeout(60):
+            while not store.at:
+                await asyncio.sleep(0.001)
         rest = [saver.save(PersistedChannel(f"ops/{number}")) for number in range(2 * MAX_SHARE + 1)]
         assert not first.done()
         store.go.set()

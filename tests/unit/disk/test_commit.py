@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
 from penstock.disk import GroupCommit
 from penstock.errors import ClosedError
-
-pytestmark = pytest.mark.timeout(30)
 
 
 def test_requests_during_a_sync_share_the_next_one() -> None:
@@ -19,17 +18,17 @@ def test_requests_during_a_sync_share_the_next_one() -> None:
     def sync() -> int:
         syncs.append(len(syncs))
         entered.set()
-        release.wait(10)
+        release.wait(60)
         return len(syncs)
 
     committer = GroupCommit().committer(sync)
     first = committer.request()
-    entered.wait(10)
+    entered.wait(60)
     later = [committer.request() for _ in range(50)]
     assert not first.done()
     release.set()
-    assert first.result(10) == 1
-    assert {future.result(10) for future in later} == {2}
+    assert first.result(60) == 1
+    assert {future.result(60) for future in later} == {2}
     assert len(syncs) == 2
     committer.close()
 
@@ -45,9 +44,9 @@ def test_a_failure_belongs_to_those_who_waited() -> None:
 
     committer = GroupCommit().committer(sync)
     with pytest.raises(OSError, match="Input/output"):
-        committer.request().result(10)
+        committer.request().result(60)
     assert committer.error is not None
-    assert committer.request().result(10) == 7
+    assert committer.request().result(60) == 7
     assert committer.error is None
     committer.close()
 
@@ -55,33 +54,37 @@ def test_a_failure_belongs_to_those_who_waited() -> None:
 def test_logs_are_synced_side_by_side() -> None:
     barrier = threading.Barrier(3)
     group = GroupCommit(threads=4)
-    committers = [group.committer(lambda: barrier.wait(10)) for _ in range(3)]
+    committers = [group.committer(lambda: barrier.wait(60)) for _ in range(3)]
     futures = [committer.request() for committer in committers]
-    assert sorted(future.result(10) for future in futures) == [0, 1, 2]  # one alone would never pass the barrier
+    assert sorted(future.result(60) for future in futures) == [0, 1, 2]  # one alone would never pass the barrier
     for committer in committers:
         committer.close()
 
 
 def test_a_touch_is_synced_within_the_interval_once() -> None:
-    done = threading.Event()
-    count = []
+    begun, go = threading.Semaphore(0), threading.Semaphore(0)
 
     def sync() -> int:
-        count.append(1)
-        done.set()
+        begun.release()
+        go.acquire(timeout=60)
         return 0
 
     committer = GroupCommit().committer(sync, interval=0.01)
+    committer.touch()
+    assert begun.acquire(timeout=60)
     for _ in range(100):
-        committer.touch()
-    assert done.wait(10)
+        committer.touch()  # what is written while a sync runs, the next one takes
+    go.release()
+    assert begun.acquire(timeout=60)
+    assert committer._due is None  # and no other
+    go.release(1000)
     committer.close()
-    assert len(count) <= 2
+    assert not begun.acquire(timeout=0.05)
 
 
 def test_a_closed_committer_takes_no_more() -> None:
     committer = GroupCommit().committer(lambda: 1)
-    committer.request().result(10)
+    committer.request().result(60)
     committer.close()
     with pytest.raises(ClosedError):
         committer.request()
@@ -90,7 +93,7 @@ def test_a_closed_committer_takes_no_more() -> None:
 
 def test_close_waits_for_what_was_asked() -> None:
     release = threading.Event()
-    committer = GroupCommit().committer(lambda: int(release.wait(10)))
+    committer = GroupCommit().committer(lambda: int(release.wait(60)))
     future = committer.request()
     threading.Timer(0.02, release.set).start()
     committer.close()
@@ -100,7 +103,7 @@ def test_close_waits_for_what_was_asked() -> None:
 def test_who_comes_alone_syncs_on_its_own_thread() -> None:
     committer = GroupCommit().committer(threading.get_ident)
     assert committer.wait() == threading.get_ident()
-    assert committer.request().result(10) != threading.get_ident()
+    assert committer.request().result(60) != threading.get_ident()
     committer.close()
     with pytest.raises(ClosedError):
         committer.wait()
@@ -115,7 +118,7 @@ def test_who_comes_while_another_syncs_shares_the_next_sync() -> None:
         assert len(running) == 1, "two syncs at a time"
         syncs.append(1)
         entered.set()
-        release.wait(10)
+        release.wait(60)
         running.pop()
         return len(syncs)
 
@@ -123,7 +126,7 @@ def test_who_comes_while_another_syncs_shares_the_next_sync() -> None:
     found: list[int] = []
     threads = [threading.Thread(target=lambda: found.append(committer.wait())) for _ in range(9)]
     threads[0].start()
-    assert entered.wait(10)
+    assert entered.wait(60)
     committer.touch()
     for thread in threads[1:]:
         thread.start()
@@ -131,7 +134,7 @@ def test_who_comes_while_another_syncs_shares_the_next_sync() -> None:
         threading.Event().wait(0.001)
     release.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     committer.close()
     assert found.count(1) == 1
     assert all(number >= 2 for number in found if number != 1)
@@ -143,11 +146,9 @@ def test_a_touch_during_a_sync_of_the_caller_is_not_forgotten() -> None:
     committer = GroupCommit().committer(lambda: syncs.append(1) or committer.touch() or 0, interval=0.01)
     committer.touch()
     committer.wait()
-    deadline = threading.Event()
-    for _ in range(1000):
-        if len(syncs) >= 3:
-            break
-        deadline.wait(0.01)
+    deadline = time.monotonic() + 60
+    while len(syncs) < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
     assert len(syncs) >= 3
     committer.close()
 

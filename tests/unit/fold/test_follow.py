@@ -122,7 +122,7 @@ async def test_a_follower_takes_what_comes_until_it_is_stopped(tmp_path: Path) -
             task = asyncio.create_task(follow(log, store, stop=stop))
             for part in range(1, 4):
                 writer.append_many(numbered(part * 5, 5))
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(60):
                     while store.cursor().token.as_int() != part * 5 + 6:
                         await asyncio.sleep(0.005)
             stop.set()

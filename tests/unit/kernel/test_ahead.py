@@ -16,10 +16,7 @@ import pytest
 from penstock.kernel import Mapping
 from penstock.kernel.ahead import Ahead, give_room
 
-pytestmark = [
-    pytest.mark.timeout(60),
-    pytest.mark.skipif(sys.platform != "linux", reason="room is made ahead on Linux only"),
-]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="room is made ahead on Linux only")
 
 PIECE = 1 << 20
 
@@ -31,7 +28,7 @@ def ahead() -> Iterator[Ahead]:
     thread.start()
     yield ahead
     ahead.end()
-    thread.join(30)
+    thread.join(60)
     assert not thread.is_alive()
 
 
@@ -111,7 +108,7 @@ def resident(path: Path) -> int:
 
 
 def eventually(what: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not what():
         if time.monotonic() > deadline:
             return False
@@ -163,7 +160,7 @@ def test_room_comes_before_tidying(tmp_path: Path) -> None:
         assert eventually(lambda: os.fstat(file.fileno()).st_size == PIECE)
         assert ahead.settle() == 2
         ahead.end()
-        thread.join(30)
+        thread.join(60)
         assert not thread.is_alive()
 
 
@@ -186,6 +183,7 @@ def test_who_looks_while_room_is_given_finds_whole_pieces(tmp_path: Path) -> Non
 
         thread = threading.Thread(target=look)
         thread.start()
+        assert eventually(lambda: bool(sizes))
         for number in range(50):
             assert give_room(file.fileno(), number * PIECE, PIECE) == 0
         done.set()

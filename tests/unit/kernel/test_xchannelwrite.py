@@ -14,8 +14,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.timeout(60)
-
 PAGE = 4096
 SLOT = 80
 SCRIPT = """

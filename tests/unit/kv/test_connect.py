@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -58,7 +59,10 @@ async def test_a_failed_dial_is_told_to_everyone_who_waits() -> None:
 
 
 async def test_shutdown_gives_up_a_dial_under_way() -> None:
+    reached = asyncio.Event()
+
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        reached.set()
         await reader.read()
         writer.close()
 
@@ -66,30 +70,45 @@ async def test_shutdown_gives_up_a_dial_under_way() -> None:
     port = server.sockets[0].getsockname()[1]
     connection = NatsConnection(NatsOptions(url=f"nats://127.0.0.1:{port}"))
     dialling = asyncio.create_task(connection.connect())
-    await asyncio.sleep(0.05)
+    await asyncio.wait_for(reached.wait(), 60)
     await connection.shutdown()
     with pytest.raises(asyncio.CancelledError):
         await dialling
     server.close()
 
 
+async def half_dead(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Take everything and answer nothing but PONG."""
+    writer.write(b'INFO {"server_id":"x","version":"2.10.0","max_payload":1048576,"headers":true}\r\n')
+    try:
+        while line := await reader.readline():
+            if line.startswith(b"PING"):
+                writer.write(b"PONG\r\n")
+    except ConnectionError:
+        pass
+    writer.close()
+
+
+async def test_a_server_that_is_slow_to_answer_is_waited_for() -> None:
+    async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(2.2)  # the client's own patience ends after two seconds
+        await half_dead(reader, writer)
+
+    server = await asyncio.start_server(slow, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    connection = NatsConnection(NatsOptions(url=f"nats://127.0.0.1:{port}"))
+    await connection.connect()
+    assert connection.is_healthy
+    await connection.shutdown()
+    server.close()
+
+
 async def test_an_operation_on_a_connection_that_died_half_way_ends_with_timeout() -> None:
-    """The peer takes everything and answers nothing but PONG."""
-
-    async def half_dead(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b'INFO {"server_id":"x","version":"2.10.0","max_payload":1048576,"headers":true}\r\n')
-        try:
-            while line := await reader.readline():
-                if line.startswith(b"PING"):
-                    writer.write(b"PONG\r\n")
-        except ConnectionError:
-            pass
-        writer.close()
-
     server = await asyncio.start_server(half_dead, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    connection = NatsConnection(NatsOptions(url=f"nats://127.0.0.1:{port}", operation_seconds=0.3))
+    connection = NatsConnection(NatsOptions(url=f"nats://127.0.0.1:{port}", operation_seconds=60))
     await connection.connect()
+    connection._options = dataclasses.replace(connection._options, operation_seconds=0.3)
     with pytest.raises(Timeout):
         await connection.store("b")
     await connection.shutdown()

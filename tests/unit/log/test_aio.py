@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from penstock.batch import Batch
 from penstock.errors import Timeout
 from penstock.log import open_log
 from penstock.log.aio import poll, tail
@@ -38,17 +41,25 @@ async def test_tail_yields_what_is_there_and_what_comes(tmp_path: Path) -> None:
         await asyncio.sleep(0.02)
         writer.roll()
         writer.append_many([b"three", b"four"])
-        await asyncio.wait_for(task, 30)
+        await asyncio.wait_for(task, 60)
     assert found == [b"one", b"two", b"three", b"four"]
 
 
-async def test_tail_from_the_end_sees_only_what_comes(tmp_path: Path) -> None:
+async def test_tail_from_the_end_sees_only_what_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = str(tmp_path / "chan")
     with Writer.open(path) as writer, open_log(path) as log:
         writer.append(b"before")
+        looked, read = threading.Event(), log.read
+
+        def look(*args: Any) -> Batch:
+            batch = read(*args)
+            looked.set()
+            return batch
+
+        monkeypatch.setattr(log, "read", look)
         stream = tail(log)
         first = asyncio.ensure_future(anext(stream))
-        await asyncio.sleep(0.05)
+        assert await asyncio.to_thread(looked.wait, 60)  # only now it stands at the end
         writer.append(b"after")
-        assert (await asyncio.wait_for(first, 30)).to_payloads() == [b"after"]
+        assert (await asyncio.wait_for(first, 60)).to_payloads() == [b"after"]
         await stream.aclose()

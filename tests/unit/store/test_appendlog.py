@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,30 @@ def test_applies_during_a_rewrite_are_carried_over(tmp_path: Path) -> None:
     store.close()
     with AppendLogStore.open(path) as store:
         assert (store.range(), store.cursor(), store.digest()) == before
+
+
+def test_who_settles_while_a_rewrite_is_being_started_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starting, go, start = threading.Event(), threading.Event(), threading.Thread.start
+
+    def slow(thread: threading.Thread) -> None:
+        if thread.name.startswith("penstock-compact"):
+            starting.set()
+            assert go.wait(60)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", slow)
+    with AppendLogStore.open(tmp_path / "fold.snap", ALWAYS) as store, ThreadPoolExecutor(2) as pool:
+        store.apply(puts(0, 10), WatchCursor.of(1))
+        applied = pool.submit(store.apply, puts(0, 10, b"new"), WatchCursor.of(2))
+        assert starting.wait(60)
+        settled = pool.submit(store.settle)
+        wait([settled], 0.1)
+        go.set()
+        applied.result(60)
+        settled.result(60)
+        assert store.count() == 10
 
 
 def test_a_compacted_file_is_sorted_and_nothing_else(tmp_path: Path) -> None:
@@ -166,6 +191,7 @@ def test_prefixes_are_found_among_sorted_and_unsorted_keys() -> None:
                 store.compact()
 
 
+@pytest.mark.filterwarnings("ignore:This process")
 def test_the_child_of_a_fork_cannot_use_the_store_and_the_parent_still_can(tmp_path: Path) -> None:
     with AppendLogStore.open(tmp_path / "fold.snap") as store:
         store.apply(puts(0, 3), WatchCursor.of(1))

@@ -103,7 +103,7 @@ def test_four_at_once_each_see_all_the_random_strings(tmp_path: Path, longest: i
         receivers = [channel.rx() for _ in range(4)]
 
         def follow(number: int) -> None:
-            found[number] = [receivers[number].recv(timeout=30) for _ in sent]
+            found[number] = [receivers[number].recv(timeout=60) for _ in sent]
 
         threads = [threading.Thread(target=follow, args=(number,)) for number in range(4)]
         for thread in threads:

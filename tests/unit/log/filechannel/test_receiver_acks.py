@@ -154,7 +154,7 @@ def test_dead_letters_of_several_receivers_go_to_one_channel(tmp_path: Path) -> 
             try:
                 rx = channel.ack_rx(name, max_tries=1, dead_letters=tmp_path / "dead")
                 for _ in range(10):
-                    rx.recv(timeout=5)
+                    rx.recv(timeout=60)
                     assert rx.nack() == 1
             except BaseException as exc:
                 failed.append(exc)

@@ -25,7 +25,7 @@ def test_asyncio_receives_without_blocking(tmp_path: Path) -> None:
     async def scene() -> list[bytes]:
         with FileChannel.open(tmp_path / "c", FAST) as channel:
             tx, rx = channel.tx(), channel.rx()
-            waiting = asyncio.create_task(rx.arecv(timeout=5))
+            waiting = asyncio.create_task(rx.arecv(timeout=60))
             await asyncio.sleep(0.01)
             await tx.asend(b"one")
             found = [await waiting]
@@ -60,7 +60,7 @@ def test_asyncio_learns_that_the_channel_was_closed(tmp_path: Path) -> None:
             await asyncio.sleep(0.005)
             await channel.tx().asend(payload)
         channel.close()
-        found = [payload for task in tasks for payload in await asyncio.wait_for(task, 10)]
+        found = [payload for task in tasks for payload in await asyncio.wait_for(task, 60)]
         found += [await rest.arecv(), await rest.arecv()]
         with pytest.raises(ClosedError, match="everything in it was received"):
             await rest.arecv()
@@ -186,7 +186,7 @@ def test_a_cancelled_receive_takes_nothing_with_it(tmp_path: Path) -> None:
                     try:
                         payload = await task
                     except asyncio.CancelledError:
-                        payload = await receiver.arecv(timeout=5)
+                        payload = await receiver.arecv(timeout=60)
                     found.append(payload)
             assert named.unacked == 20
             return found
@@ -230,9 +230,9 @@ def test_asyncio_notices_a_channel_that_is_gone(tmp_path: Path, again: bool) -> 
             if again:
                 FileChannel.open(tmp_path / "c", FAST).close()
             with pytest.raises(ReplacedError):
-                await asyncio.wait_for(waiting, 10)
+                await asyncio.wait_for(waiting, 60)
             with pytest.raises(ReplacedError):
-                rx.recv(timeout=5)
+                rx.recv(timeout=60)
             if not again:
                 with pytest.raises(ReplacedError, match="folder is gone"):
                     view.rx("latest")

@@ -160,7 +160,7 @@ def test_a_send_that_blocks_goes_on_when_a_receiver_has_made_room(tmp_path: Path
         assert sending.is_alive()
         assert drain(slow) == sent
         slow.ack()
-        sending.join(10)
+        sending.join(60)
         assert slow.recv(timeout=1) == late
         with pytest.raises(OptionsError, match="too many for keep_bytes"):  # no room will ever be enough
             channel.append(b"x" * 6000)
@@ -182,7 +182,7 @@ def test_closing_the_channel_ends_a_send_that_blocks(tmp_path: Path) -> None:
     sending.start()
     sending.join(0.05)
     channel.close()
-    sending.join(10)
+    sending.join(60)
     assert len(raised) == 1
 
 
@@ -200,7 +200,7 @@ def test_a_cancelled_send_that_blocks_sends_nothing_later(tmp_path: Path) -> Non
         await asyncio.to_thread(lambda: None)  # there is one thread: its last turn is over
         assert drain(rx) == sent
         rx.ack()
-        await asyncio.wait_for(tx.asend(b"room"), 10)
+        await asyncio.wait_for(tx.asend(b"room"), 60)
 
     with FileChannel.open(tmp_path / "c", BLOCK) as channel:
         rx = channel.ack_rx("slow")
@@ -285,7 +285,7 @@ def test_receivers_come_and_go_while_others_move_on(tmp_path: Path) -> None:
             try:
                 rx = channel.ack_rx()
                 for _ in range(1500):
-                    rx.recv(timeout=10)
+                    rx.recv(timeout=60)
                     rx.ack()
             except BaseException as exc:
                 failed.append(exc)

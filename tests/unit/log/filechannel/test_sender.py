@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from open_files import open_files
 
 from penstock.batch import Batch, Spans
 from penstock.disk import FaultyDisk, MemoryDisk, PosixDisk
@@ -156,6 +157,11 @@ def test_a_folder_has_one_owner(tmp_path: Path) -> None:
     FileChannel.open(tmp_path / "c", FAST).close()
 
 
+def workers() -> set[threading.Thread]:
+    """The threads of channels; those of the group commit stay for the next one."""
+    return {thread for thread in threading.enumerate() if thread.name in ("penstock-flush", "penstock-pack")}
+
+
 @pytest.mark.parametrize("operation", ["list", "open", "modify", "stat", "sync_folder"])
 def test_a_channel_that_cannot_be_opened_leaves_neither_its_lock_nor_a_descriptor(
     tmp_path: Path, operation: str
@@ -163,7 +169,7 @@ def test_a_channel_that_cannot_be_opened_leaves_neither_its_lock_nor_a_descripto
     options = ChannelOptions(segment_bytes=20, compression="none", flush_seconds=0.01)
     with FileChannel.open(tmp_path / "c", options) as channel:
         channel.append_many([b"message %d" % n for n in range(10)])
-    before, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+    before = workers()
     for step in range(100):
         disk, calls = PosixDisk(), itertools.count()
         real = getattr(disk, operation)
@@ -178,8 +184,8 @@ def test_a_channel_that_cannot_be_opened_leaves_neither_its_lock_nor_a_descripto
             FileChannel.open(str(tmp_path / "c"), options, disk=disk).close()
         if next(calls) <= step:
             break  # there are no more such calls in an opening and a closing
-        assert len(os.listdir("/proc/self/fd")) == before, step
-        assert threading.active_count() <= threads
+        assert open_files(tmp_path) == [], step
+        assert workers() <= before
         FileChannel.open(tmp_path / "c", options).close()  # whatever went wrong, the next one may
     assert 0 < step < 99
 
@@ -293,7 +299,7 @@ def test_buffered_sends_become_visible_within_the_interval(tmp_path: Path) -> No
         rx = channel.rx()
         channel.append(b"one")
         assert channel.stats().write_position == 11
-        assert rx.recv(timeout=5) == b"one"
+        assert rx.recv(timeout=60) == b"one"
         channel.append(b"two")
         channel.flush()
         assert rx.try_recv() == b"two"
@@ -316,7 +322,7 @@ def test_a_buffered_flush_that_fails_reaches_the_next_send() -> None:
     channel = FileChannel.open("c", ChannelOptions(sync="none", flush_seconds=0.005), disk=disk)
     disk.fail("write_at", OSError(errno.EIO, "Input/output error"), path="segment")
     channel.append(b"lost")
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while channel.stats().error is None and time.monotonic() < deadline:
         time.sleep(0.005)
     with pytest.raises(ReadOnlyError, match="Input/output error"):
@@ -347,7 +353,7 @@ def test_with_an_interval_messages_become_durable_by_themselves() -> None:
     channel = FileChannel.open("c", dataclasses.replace(DURABLE, sync="interval", sync_seconds=0.01), disk=disk)
     for number in range(10):
         channel.append(b"message %d" % number)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while channel.stats().durable_position != channel.stats().write_position and time.monotonic() < deadline:
         time.sleep(0.01)
     disk.cut_power(keep=0)

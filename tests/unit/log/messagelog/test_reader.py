@@ -76,12 +76,12 @@ with MessageLog.open(sys.argv[1], MessageLogOptions(segment_bytes=3000)) as log:
     child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], env=os.environ)
     found: list[int] = []
     with MessageLogReader(tmp_path) as log:
-        for batch in log.tail(1, timeout=20):
+        for batch in log.tail(1, timeout=60):
             found += batch.positions.tolist()
             assert batch.to_payloads() == [b"%d" % n * 10 for n in batch.positions.tolist()]
             if len(found) >= 400:
                 break
-    assert child.wait(20) == 0
+    assert child.wait(60) == 0
     assert found == list(range(1, 401))
 
 

@@ -21,8 +21,6 @@ from penstock.log.xchannel.files import discover
 from penstock.log.xchannel.log import logs_in
 from penstock.log.xchannel.options import WriterOptions
 
-pytestmark = pytest.mark.timeout(120)
-
 REGION = 64 << 10
 ROLL = 4 * REGION
 PIECE = bytes(REGION - 200)
@@ -37,7 +35,7 @@ def fill_but_one(writer: Writer, path: Path) -> None:
     while writer.next_position % (1 << 40) < ROLL - REGION:
         writer.append(PIECE)
     if sys.platform == "linux":
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while draft_of(path).stat().st_size < REGION and time.monotonic() < deadline:
             time.sleep(0.001)
         assert draft_of(path).stat().st_size == REGION
@@ -62,7 +60,7 @@ def test_the_next_file_is_ready_before_it_is_needed_and_the_roll_takes_it(path: 
                 taken = path.with_name(f"chan.{number}").stat()
                 assert (taken.st_ino, taken.st_size, taken.st_nlink) == (ready, REGION, 1)
                 assert not draft_of(path).exists()
-                assert len(live.read(timeout=5).payload) == len(PIECE)
+                assert len(live.read(timeout=60).payload) == len(PIECE)
 
 
 @pytest.mark.parametrize("roll", [ROLL, ROLL + 8, ROLL + 1000, ROLL + REGION - 8])  # 118
@@ -119,7 +117,7 @@ def test_the_draft_of_a_killed_writer_is_not_history_and_the_next_one_removes_it
         assert not draft_of(path).exists()
         assert path.read_bytes() == before
         writer.append(PIECE)
-        assert live.read(timeout=5).position == (1 << 40) + 80
+        assert live.read(timeout=60).position == (1 << 40) + 80
     assert contents(path) == [len(PIECE)] * 5
 
 

@@ -25,9 +25,6 @@ from penstock.errors import (
 )
 from penstock.log.xchannel import Reader, Writer, XChannelLog, cleanup
 
-pytestmark = pytest.mark.timeout(60)
-
-
 # --- Where a reader begins
 
 

@@ -13,8 +13,6 @@ from penstock.errors import (
 )
 from penstock.log.xchannel import Reader, Writer
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def test_a_batch_holds_user_records_only_and_the_next_is_empty(path: Path) -> None:  # 5
     with Writer.open(path, region_bytes=4096) as writer, Reader.open(path) as reader:

@@ -17,8 +17,6 @@ from penstock.errors import (
 )
 from penstock.log.xchannel import Reader, Writer, files
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.mark.parametrize(
     ("offset", "value", "byte"),

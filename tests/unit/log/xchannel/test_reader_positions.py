@@ -14,8 +14,6 @@ from penstock.errors import (
 )
 from penstock.log.xchannel import Reader, Writer
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.fixture
 def rolled(path: Path) -> list[tuple[int, bytes]]:

@@ -13,8 +13,6 @@ from xchannels import taken
 from penstock.errors import ReplacedError, Timeout
 from penstock.log.xchannel import Reader, Writer
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def test_a_read_with_a_timeout_gives_up(path: Path) -> None:  # 28, 31
     Writer.precreate(path)
@@ -38,7 +36,7 @@ def test_a_read_returns_what_is_written_meanwhile(path: Path) -> None:  # 29, 90
 
         thread = threading.Timer(0.025, write)
         thread.start()
-        assert bytes(reader.read(timeout=30).payload) == b"later"
+        assert bytes(reader.read(timeout=60).payload) == b"later"
         thread.join()
 
 
@@ -75,7 +73,7 @@ def test_records_are_awaited_without_blocking_the_loop(path: Path) -> None:
             for payload in (b"one", b"two", b"three"):
                 await asyncio.sleep(0.002)
                 writer.append(payload)
-            return await asyncio.wait_for(task, 30)
+            return await asyncio.wait_for(task, 60)
 
     assert asyncio.run(both()) == [b"one", b"two", b"three"]
 
@@ -93,7 +91,7 @@ def test_an_idle_reader_sleeps(live: bool, path: Path) -> None:
 
 
 def poll(reader: Reader) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         assert reader.try_read() is None
 

@@ -48,7 +48,7 @@ def test_a_waiting_reader_goes_on_once_a_writer_has_cleaned_up(tmp_path: Path) -
         assert [bytes(record.payload) for record in reader.records(timeout=0)] == [b"kept"]
         with Writer.open(path, disk=disk) as writer:
             assert writer.append(b"new") == 104
-            assert bytes(reader.read(timeout=10).payload) == b"new"
+            assert bytes(reader.read(timeout=60).payload) == b"new"
 
 
 def test_cutting_twice_changes_nothing(tmp_path: Path) -> None:

@@ -10,8 +10,6 @@ import xchannel_vectors as vectors
 from penstock.errors import CorruptionError, OptionsError, PenstockError
 from penstock.log.xchannel import Reader, Writer, XChannelLog
 
-pytestmark = pytest.mark.timeout(20)
-
 SOUND = vectors.names(hand_made=False)
 DAMAGED = vectors.names(hand_made=True)
 
@@ -245,7 +243,7 @@ def test_a_writer_refuses_or_its_records_are_found(name: str, tmp_path: Path) ->
     assert does in ("appends", "appends past")
     if live is not None:
         with live:
-            record = live.read(timeout=5)
+            record = live.read(timeout=60)
             assert (record.position, record.kind, bytes(record.payload)) == (position, 77, payload)
     with Reader.open(path) as reader:
         rows, steps = [], 0
