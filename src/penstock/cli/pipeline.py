@@ -106,7 +106,6 @@ def decode(
     from penstock.spark.pipelines.decode import decode as run
     from penstock.spark.pipelines.run import checkpoint_of
 
-    errors = errors or table.rstrip("/") + "-errors"
     if content == "json" and schema is None:
         raise OptionsError("JSON needs --schema, such as 'device string, celsius double'")
     with on_spark("decoding", master, cores, memory, reads=[source]) as (spark, shown):
@@ -114,7 +113,7 @@ def decode(
             spark,
             source,
             table,
-            errors,
+            errors or table.rstrip("/") + "-errors",
             checkpoint or checkpoint_of(table),
             content=content,
             schema=schema,
@@ -122,8 +121,7 @@ def decode(
             options=_options(max_records, allow_data_loss),
             on_progress=shown,
         )
-    bad = f", {counted(summary.bad, 'bad one')} into {errors}" if summary.bad else ""
-    say(summary, json, f"{counted(summary.rows - summary.bad, 'record')} decoded into {table}{bad}")
+    say(summary, json, f"{counted(summary.rows - summary.bad, 'record')} decoded into {table}")
 
 
 def aggregate(

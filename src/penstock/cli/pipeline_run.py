@@ -11,7 +11,7 @@ import typer
 
 from penstock.cli.output import counted, emit_json, progress_bar, stderr
 from penstock.cli.sparkwork import Master, Memory, named, on_spark, print_rows, say
-from penstock.errors import OptionsError
+from penstock.errors import OptionsError, PenstockError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -90,7 +90,10 @@ def run(
     for file in py_files or []:
         if not os.path.exists(file):
             raise OptionsError(f"--py-files {file}: there is no such file")
-    found = find_function(function)
+    try:
+        found = find_function(function)
+    except ImportError as exc:
+        raise PenstockError(f"{function}: {exc}") from exc
     if not stream:
         taken = inspect.signature(found).parameters
         given = (("--every", "trigger", every), ("--checkpoint", "checkpoint", checkpoint))
@@ -137,7 +140,7 @@ def _show(result: Any, table: str | None, *, json: bool) -> None:
     if hasattr(result, "collect"):
         print_rows(result, json=json)
     elif isinstance(result, Summary):
-        say(result, json, f"{counted(result.rows, 'record')} into {table}")
+        say(result, json, f"{counted(result.rows - result.bad, 'record')} into {table}")
     elif isinstance(result, dict) and not json and "table" in result:
         stderr.print(f"{counted(result['rows'], 'row')} in {result['table']}", soft_wrap=True)
     elif result is not None:

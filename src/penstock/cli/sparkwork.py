@@ -77,6 +77,7 @@ def on_spark(
                 raise OptionsError(f"{path}: there is nothing here")
     require_pyspark()
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from pyspark import SparkContext
     from pyspark.errors import PySparkException
     from pyspark.logger import PySparkLogger
 
@@ -101,7 +102,9 @@ def on_spark(
         except (PySparkException, Py4JError) as exc:
             raise error_of(str(exc)) from None
         finally:
-            _end(started)
+            if started:
+                _end(started)
+                SparkContext._gateway = SparkContext._jvm = None  # whoever starts Spark again starts a Java again
 
 
 @contextlib.contextmanager
@@ -182,10 +185,11 @@ def say(summary: Summary, json: bool, sentence: str) -> None:
     if json:
         emit_json(msgspec.structs.asdict(summary))
         return
+    bad = f", {counted(summary.bad, 'bad payload')} in the table of errors" if summary.bad else ""
     lost = f", {counted(summary.lost, 'position')} lost to retention" if summary.lost else ""
     late = f", {counted(summary.late, 'group')} of records too late for their window" if summary.late else ""
     took = f"{counted(summary.batches, 'batch', 'batches')}, {summary.seconds:.1f} s"
-    stderr.print(f"{sentence} in {took}{lost}{late}", soft_wrap=True)
+    stderr.print(f"{sentence} in {took}{bad}{lost}{late}", soft_wrap=True)
 
 
 def print_rows(found: DataFrame | Sequence[Mapping[str, Any]], *, json: bool, **more: Any) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from penstock.errors import OptionsError
 from penstock.spark import lake
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["decode", "decode_added"]
+
+ERRORS: Final = ("channel", "position", "timestamp", "kind", "payload", "error")
+"""The columns of a table of errors."""
 
 
 def decode(
@@ -50,7 +53,11 @@ def decode(
             raise OptionsError(f"{channels}: a table is decoded once for each run, not on and on")
         return decode_added(spark, channels, table, errors, content=content, schema=schema)
     app = "decode-" + hashlib.sha256(os.path.abspath(local_path(checkpoint)).encode()).hexdigest()[:16]
-    frame = decoded(stream(spark, channels, options), content, schema)
+    source = stream(spark, channels, options)
+    missing = [name for name in ERRORS if name not in (*source.columns, "error")]
+    if missing:
+        raise OptionsError(f"{channels}: there is no column {', '.join(missing)} to decode: not a log")
+    frame = decoded(source, content, schema)
     fit_table(_parts(frame, content)[0], table)
     before = version_of(errors)
 
@@ -132,5 +139,5 @@ def _check_schema(content: str, schema: str | None) -> None:
 def _parts(frame: DataFrame, content: str) -> tuple[DataFrame, DataFrame]:
     """Return the rows for the table, and those for the table of errors."""
     good, bad = split_errors(frame)
-    bad = bad.select("channel", "position", "timestamp", "kind", "payload", "error")
+    bad = bad.select(*ERRORS)
     return good if content == "raw" else good.drop("payload"), bad

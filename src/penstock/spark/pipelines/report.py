@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["gather", "report", "write_report"]
 
 SLOTS: Final = 120
+SECOND: Final = 1_000_000
+"""Microseconds of the shortest slot: a thousand records within one of them are no billion a second."""
 TOP_KEYS: Final = 12
 SILENCES: Final = 3
 
@@ -159,7 +161,7 @@ def _add_times(frame: DataFrame, found: Report) -> None:
     if not times:
         return
     low, high = int(min(times) * 1e6), int(max(times) * 1e6)
-    width = max(-(-(high - low + 1) // SLOTS), 1)
+    width = max(-(-(high - low + 1) // SLOTS), SECOND)
     count = (high - low) // width + 1
     found.slots = [(low + width * (slot + 0.5)) / 1e6 for slot in range(count)]
     found.slot_seconds = width / 1e6
