@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
@@ -128,7 +129,8 @@ def _signals() -> Iterator[Callable[[], None]]:
 
 
 def _leave(number: int, _: object) -> NoReturn:
-    logging.disable()  # py4j would tell where it was interrupted
+    logging.disable()  # py4j would tell where it was interrupted, and PySpark that it was
+    warnings.simplefilter("ignore")
     if number == signal.SIGINT:
         raise KeyboardInterrupt
     raise SystemExit(TERMINATED)

@@ -76,6 +76,8 @@ def test_functions_are_found_in_the_current_folder(tmp_path: Path, monkeypatch: 
         find_function("own_pipelines_here:coldest")
     with pytest.raises(OptionsError, match="it is no function"):
         find_function("own_pipelines_here:not_one")
+    with pytest.raises(OptionsError, match="does not say what it takes"):
+        find_function("builtins:max")
     (tmp_path / "own_pipelines_torn.py").write_text("def hottest(frame:\n")
     with pytest.raises(OptionsError, match=r"own_pipelines_torn.py, line 1"):
         find_function("own_pipelines_torn:hottest")

@@ -83,6 +83,10 @@ def find_function(name: str) -> Callable[..., Any]:
         raise OptionsError(f"{name}: the module {module} has no function {function}") from None
     if not callable(found):
         raise OptionsError(f"{name}: it is no function")
+    try:
+        inspect.signature(found)
+    except ValueError:
+        raise OptionsError(f"{name}: it does not say what it takes") from None
     return found  # type: ignore[no-any-return]
 
 
