@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import glob
 import logging
 import os
 import signal
@@ -11,7 +12,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, Self
 
 import msgspec
 import typer
@@ -74,7 +75,7 @@ def on_spark(
         raise OptionsError("--cores is for this machine: give it or --master, not both")
     if not (master or "").startswith("sc://"):  # whose paths are those of another machine
         for path in reads:
-            if not os.path.exists(local_path(path)):
+            if not glob.glob(glob.escape(local_path(path)) + "*"):  # a channel may have lost its first file
                 raise OptionsError(f"{path}: there is nothing here")
     require_pyspark()
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
@@ -85,7 +86,7 @@ def on_spark(
     for name in NOISE:
         PySparkLogger.getLogger(name).disabled = True
     before, started = _children(), set[int]()
-    with _signals() as take_signals:
+    with Interrupt() as interrupt:
         try:
             with progress_bar("starting Spark") as bar:
                 bar.add_task("", total=None)
@@ -93,47 +94,66 @@ def on_spark(
                     spark, own = start(master=f"local[{cores}]" if cores else master, memory=memory, config=config)
                 finally:
                     started = _children() - before
-            take_signals()  # PySpark has taken Ctrl-C for itself, and talks to Java in the middle of it
+            interrupt.take()  # PySpark has taken Ctrl-C for itself, and talks to Java in the middle of it
             try:
                 with _bar(spark, what) as shown:
                     yield spark, shown
             finally:
+                interrupt.settle()
                 if own:
                     spark.stop()
         except (PySparkException, Py4JError) as exc:
             raise error_of(str(exc)) from None
         finally:
+            interrupt.settle()
             if started:
                 _end(started)
                 SparkContext._gateway = SparkContext._jvm = None  # whoever starts Spark again starts a Java again
 
 
-@contextlib.contextmanager
-def _signals() -> Iterator[Callable[[], None]]:
-    """Let Ctrl-C and SIGTERM end the block as errors do; what is yielded takes them back from who took them."""
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: None
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+class Interrupt:
+    """Lets Ctrl-C and SIGTERM end a block as errors do: what was begun is ended, and nothing is said.
 
-    def take() -> None:
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_IGN if handler == signal.SIG_IGN else _leave)
+    py4j turns what is raised in the middle of it into an error of its own, or drops it.  So it is raised again every
+    second until the block has begun to end, and whatever comes out of the block then is what was raised first.
+    """
 
-    take()
-    try:
-        yield take
-    finally:
-        for number, handler in before.items():
+    def __init__(self) -> None:
+        self._error: BaseException | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
+            self._before = {number: signal.getsignal(number) for number in numbers}
+            self.take()
+        return self
+
+    def take(self) -> None:
+        """Take the signals, from whoever has taken them meanwhile."""
+        for number, handler in self._before.items():
+            signal.signal(number, signal.SIG_IGN if handler == signal.SIG_IGN else self._leave)
+
+    def settle(self) -> None:
+        """Raise it no more: the block is ending."""
+        if self._before:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def __exit__(self, *_: object) -> None:
+        self.settle()
+        for number, handler in self._before.items():
             signal.signal(number, handler)
+        if self._error is not None:
+            raise self._error from None
 
-
-def _leave(number: int, _: object) -> NoReturn:
-    logging.disable()  # py4j would tell where it was interrupted, and PySpark that it was
-    warnings.simplefilter("ignore")
-    if number == signal.SIGINT:
-        raise KeyboardInterrupt
-    raise SystemExit(TERMINATED)
+    def _leave(self, number: int, _: object) -> NoReturn:
+        logging.disable()  # py4j would tell where it was interrupted, and PySpark that it was
+        warnings.simplefilter("ignore")
+        if number != signal.SIGALRM:
+            self._error = KeyboardInterrupt() if number == signal.SIGINT else SystemExit(TERMINATED)
+        assert self._error is not None
+        signal.setitimer(signal.ITIMER_REAL, 1)
+        raise self._error
 
 
 def _children() -> set[int]:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import json
+import logging
+import os
+import signal
 import subprocess
 import sys
+import time
+import warnings
+from collections.abc import Iterator
 
 import pytest
 
@@ -31,6 +38,29 @@ def test_what_was_started_is_ended_whether_it_listens_or_not(monkeypatch: pytest
         assert process.stdout is not None
         process.stdout.close()
         process.wait()
+
+
+@pytest.fixture
+def quiet_again() -> Iterator[None]:
+    with warnings.catch_warnings():
+        yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.usefixtures("quiet_again")
+def test_an_interrupt_that_is_dropped_or_renamed_on_the_way_still_arrives() -> None:
+    """As py4j does with what is raised in the middle of it."""
+    with pytest.raises(KeyboardInterrupt), sparkwork.Interrupt():
+        with contextlib.suppress(BaseException):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(60)
+        time.sleep(60)  # ended by the second one
+    with pytest.raises(SystemExit, match="143"), sparkwork.Interrupt():
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+        except BaseException:
+            raise RuntimeError("lost") from None
 
 
 def test_rows_are_printed_as_other_commands_print_them(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
