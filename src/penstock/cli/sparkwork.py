@@ -124,8 +124,7 @@ class Interrupt:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
-            self._before = {number: signal.getsignal(number) for number in numbers}
+            self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
             self.take()
         return self
 
@@ -136,7 +135,7 @@ class Interrupt:
 
     def settle(self) -> None:
         """Raise it no more: the block is ending."""
-        if self._before:
+        if self._error is not None:
             signal.setitimer(signal.ITIMER_REAL, 0)
 
     def __exit__(self, *_: object) -> None:
@@ -151,6 +150,7 @@ class Interrupt:
         warnings.simplefilter("ignore")
         if number != signal.SIGALRM:
             self._error = KeyboardInterrupt() if number == signal.SIGINT else SystemExit(TERMINATED)
+            self._before.setdefault(signal.SIGALRM, signal.signal(signal.SIGALRM, self._leave))
         assert self._error is not None
         signal.setitimer(signal.ITIMER_REAL, 1)
         raise self._error

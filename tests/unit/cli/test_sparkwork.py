@@ -50,17 +50,26 @@ def quiet_again() -> Iterator[None]:
 @pytest.mark.usefixtures("quiet_again")
 def test_an_interrupt_that_is_dropped_or_renamed_on_the_way_still_arrives() -> None:
     """As py4j does with what is raised in the middle of it."""
-    with pytest.raises(KeyboardInterrupt), sparkwork.Interrupt():
-        with contextlib.suppress(BaseException):
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(60)
-        time.sleep(60)  # ended by the second one
-    with pytest.raises(SystemExit, match="143"), sparkwork.Interrupt():
-        try:
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(60)
-        except BaseException:
-            raise RuntimeError("lost") from None
+
+    def dropped() -> None:
+        with sparkwork.Interrupt():
+            with contextlib.suppress(BaseException):
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(60)
+            time.sleep(60)  # ended by the second one
+
+    def renamed() -> None:
+        with sparkwork.Interrupt():
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(60)
+            except BaseException:
+                raise RuntimeError("lost") from None
+
+    with pytest.raises(KeyboardInterrupt):
+        dropped()
+    with pytest.raises(SystemExit, match="143"):
+        renamed()
 
 
 def test_rows_are_printed_as_other_commands_print_them(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
