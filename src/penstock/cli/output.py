@@ -73,13 +73,13 @@ def _leave_quietly() -> NoReturn:
     raise typer.Exit(0) from None
 
 
-def counted(number: int, what: str) -> str:
+def counted(number: int, one: str, many: str | None = None) -> str:
     """Return a number of things.
 
-    >>> counted(1, "problem"), counted(2000, "problem")
-    ('1 problem', '2,000 problems')
+    >>> counted(1, "problem"), counted(2000, "problem"), counted(2, "batch", "batches")
+    ('1 problem', '2,000 problems', '2 batches')
     """
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def print_facts(facts: Mapping[str, str]) -> None:

@@ -1,25 +1,31 @@
-"""Commands that run on Spark: ``penstock pipeline ingest | decode | aggregate | audit | replay | compact | report``."""
+"""Commands on Spark: ``penstock pipeline ingest | decode | aggregate | fold | audit | replay | compact | report``."""
 
 from __future__ import annotations
 
+import os
 import time
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
 from penstock.cli.output import PROBLEM, counted, emit_json, progress_bar, stderr
-from penstock.cli.sparkwork import Cores, Master, Memory, on_spark, say
-from penstock.cli.sparkwork import print_rows as _print
+from penstock.cli.sparkwork import Cores, Master, Memory, named, on_spark, print_rows, say
 from penstock.errors import OptionsError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 __all__ = ["register"]
 
-Channels = Annotated[str, typer.Argument(metavar="CHANNELS", help="A channel, or a folder of channels.")]
-Source = Annotated[str, typer.Argument(metavar="SOURCE", help="Channels, or a table of the lake.")]
-TableFolder = Annotated[str, typer.Argument(metavar="TABLE", help="The folder of a table of the lake.")]
+Channels = Annotated[
+    str, typer.Argument(metavar="CHANNELS", help="A channel, or a folder of channels.", callback=named)
+]
+Source = Annotated[str, typer.Argument(metavar="SOURCE", help="Channels, or a table of the lake.", callback=named)]
+TableFolder = Annotated[str, typer.Argument(metavar="TABLE", help="The folder of a table of the lake.", callback=named)]
 Checkpoint = Annotated[
-    str | None, typer.Option(help="Where Spark keeps how far it has come. [default: TABLE/_checkpoint]")
+    str | None,
+    typer.Option(help="Where Spark keeps how far it has come. [default: TABLE/_checkpoint]", callback=named),
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
 MaxRecords = Annotated[int | None, typer.Option(min=1, help="Records in a batch.")]
@@ -61,18 +67,19 @@ def ingest(
     Run it again to go on.
     """
     from penstock.spark.pipelines.ingest import ingest as run
+    from penstock.spark.pipelines.run import checkpoint_of
 
-    with on_spark("ingesting", master, cores, memory) as (spark, shown):
+    with on_spark("ingesting", master, cores, memory, reads=[channels]) as (spark, shown):
         summary = run(
             spark,
             channels,
             table,
-            checkpoint or _checkpoint(table),
+            checkpoint or checkpoint_of(table),
             trigger=_trigger(every),
             options=_options(max_records, allow_data_loss),
             on_progress=shown,
         )
-    say(summary, json, f"{summary.rows} records into {table}")
+    say(summary, json, f"{counted(summary.rows, 'record')} into {table}")
 
 
 def decode(
@@ -80,7 +87,9 @@ def decode(
     table: TableFolder,
     schema: Annotated[str | None, typer.Option(help="The fields of JSON payloads, as Spark writes schemas.")] = None,
     content: Annotated[str, typer.Option(help="What payloads are: json, text or raw.")] = "json",
-    errors: Annotated[str | None, typer.Option(help="The table of bad payloads. [default: TABLE-errors]")] = None,
+    errors: Annotated[
+        str | None, typer.Option(help="The table of bad payloads. [default: TABLE-errors]", callback=named)
+    ] = None,
     checkpoint: Checkpoint = None,
     max_records: MaxRecords = None,
     every: Every = None,
@@ -95,28 +104,32 @@ def decode(
     Those that do not decode go into a table of errors.
     """
     from penstock.spark.pipelines.decode import decode as run
+    from penstock.spark.pipelines.run import checkpoint_of
 
     if content == "json" and schema is None:
         raise OptionsError("JSON needs --schema, such as 'device string, celsius double'")
-    with on_spark("decoding", master, cores, memory) as (spark, shown):
+    with on_spark("decoding", master, cores, memory, reads=[source]) as (spark, shown):
         summary = run(
             spark,
             source,
             table,
             errors or table.rstrip("/") + "-errors",
-            checkpoint or _checkpoint(table),
+            checkpoint or checkpoint_of(table),
             content=content,
             schema=schema,
             trigger=_trigger(every),
             options=_options(max_records, allow_data_loss),
             on_progress=shown,
         )
-    say(summary, json, f"{summary.rows} records decoded into {table}")
+    say(summary, json, f"{counted(summary.rows - summary.bad, 'record')} decoded into {table}")
 
 
 def aggregate(
     source: Source,
-    table: Annotated[str | None, typer.Argument(help="The table to replace; printed if there is none.")] = None,
+    table: Annotated[
+        str | None,
+        typer.Argument(metavar="TABLE", help="The table to replace; printed if there is none.", callback=named),
+    ] = None,
     every: Annotated[str, typer.Option(help="Length of a window of time, or 'all'.")] = "1 hour",
     by: Annotated[str, typer.Option(help="Columns to group by, with commas.")] = "channel,kind",
     watermark: Annotated[
@@ -134,45 +147,47 @@ def aggregate(
 
     All there are, or with a watermark as they come.
     """
-    from penstock.spark import lake
     from penstock.spark.pipelines.aggregate import aggregate as aggregated
-    from penstock.spark.pipelines.aggregate import aggregate_stream
-    from penstock.spark.pipelines.run import load
+    from penstock.spark.pipelines.aggregate import aggregate_stream, duration_micros
+    from penstock.spark.pipelines.run import checkpoint_of, load, replace
 
     keys = [name.strip() for name in by.split(",") if name.strip()]
-    if watermark is not None:
-        if table is None or every == "all":
-            raise OptionsError("a stream of windows needs a TABLE and a length of time")
-        with on_spark("aggregating", master, cores, memory) as (spark, shown):
-            summary = aggregate_stream(
-                spark,
-                source,
-                table,
-                checkpoint or _checkpoint(table),
-                every=every,
-                by=keys,
-                watermark=watermark,
-                options=_options(max_records, allow_data_loss=False),
-                on_progress=shown,
-            )
-        say(summary, json, f"{summary.rows} records counted into {table}")
+    if every != "all":
+        duration_micros(every)
+    if watermark is None:
+        if checkpoint is not None or max_records is not None:
+            raise OptionsError("--checkpoint and --max-records are for a stream: give --watermark with them")
+        with on_spark("aggregating", master, cores, memory, reads=[source]) as (spark, _):
+            frame = aggregated(load(spark, source), every=None if every == "all" else every, by=keys)
+            if table is None:
+                print_rows(frame, json=json)
+            else:
+                _tell_table(table, replace(frame, table), json=json)
         return
-    with on_spark("aggregating", master, cores, memory) as (spark, _):
-        frame = aggregated(load(spark, source), every=None if every == "all" else every, by=keys)
-        if table is None:
-            _print(frame, json=json)
-            return
-        rows = lake.replace(frame, table)
-    if json:
-        emit_json({"table": table, "rows": rows})
-    else:
-        stderr.print(f"{rows} rows in {table}", soft_wrap=True)
+    if table is None or every == "all":
+        raise OptionsError("a stream of windows needs a TABLE and a length of time")
+    duration_micros(watermark, "watermark")
+    with on_spark("aggregating", master, cores, memory, reads=[source]) as (spark, shown):
+        summary = aggregate_stream(
+            spark,
+            source,
+            table,
+            checkpoint or checkpoint_of(table),
+            every=every,
+            by=keys,
+            watermark=watermark,
+            options=_options(max_records, allow_data_loss=False),
+            on_progress=shown,
+        )
+    say(summary, json, f"{counted(summary.rows, 'record')} counted into {table}")
 
 
 def fold(
     source: Source,
-    store: Annotated[str | None, typer.Option(help="The store to bring up to date; made if it is not there.")] = None,
-    table: Annotated[str | None, typer.Option(help="The table to replace with the live keys.")] = None,
+    store: Annotated[
+        str | None, typer.Option(help="The store to bring up to date; made if it is not there.", callback=named)
+    ] = None,
+    table: Annotated[str | None, typer.Option(help="The table to replace with the live keys.", callback=named)] = None,
     backend: Annotated[str, typer.Option(help="Of a store that is made: append-log, rocksdb or lmdb.")] = "append-log",
     drop_expired: Annotated[
         bool, typer.Option("--drop-expired", help="Into a table: leave out keys whose time to live is over.")
@@ -186,29 +201,29 @@ def fold(
 
     Deletes and expiry are followed.
     """
-    from penstock.spark import lake
     from penstock.spark.pipelines.fold import fold as folded
     from penstock.spark.pipelines.fold import fold_into
-    from penstock.spark.pipelines.run import load
+    from penstock.spark.pipelines.run import load, replace
 
     if (store is None) == (table is None):
         raise OptionsError("say where the keys go: --store or --table")
     if store is not None:
         if drop_expired:
             raise OptionsError("a store follows its log: keys expire there by the purges that buckets write")
-        with on_spark("folding", master, cores, memory) as (spark, _):
+        with on_spark("folding", master, cores, memory, reads=[source]) as (spark, _):
             summary = fold_into(spark, source, store, backend=backend)
         done = msgspec.structs.asdict(summary)
-        sentence = f"{summary.entries} keys in {store}, exact at {summary.cursor}: {summary.records} records folded"
+        folded_now = f"{counted(summary.records, 'record')} folded"
+        sentence = f"{counted(summary.entries, 'key')} in {store}, exact at {summary.cursor}: {folded_now}"
     else:
         assert table is not None
-        with on_spark("folding", master, cores, memory) as (spark, _):
-            rows = lake.replace(folded(load(spark, source), now_ns=time.time_ns() if drop_expired else None), table)
-        done, sentence = {"table": table, "entries": rows}, f"{rows} keys in {table}"
+        with on_spark("folding", master, cores, memory, reads=[source]) as (spark, _):
+            rows = replace(folded(load(spark, source), now_ns=time.time_ns() if drop_expired else None), table)
+        done, sentence = {"table": table, "entries": rows}, f"{counted(rows, 'key')} in {table}"
     if json:
         emit_json(done)
     else:
-        stderr.print(sentence, soft_wrap=True, highlight=False)
+        stderr.print(sentence, soft_wrap=True)
 
 
 def audit(
@@ -231,29 +246,38 @@ def audit(
     from penstock.spark import lake
     from penstock.spark.pipelines.audit import audit as compared
     from penstock.spark.pipelines.audit import audit_fold, audit_logs, beginnings
+    from penstock.spark.pipelines.run import require_channels
 
-    with on_spark("auditing", master, cores, memory) as (spark, _):
+    made = [path for path in (table, store) if path is not None]
+    with on_spark("auditing", master, cores, memory, reads=[channels, *made]) as (spark, _):
+        require_channels(channels)
+        held = None if table is None else lake.read(spark, table)
         logs = audit_logs(spark, channels)
-        rows = _print([{**msgspec.structs.asdict(item), "ok": item.ok} for item in logs], json=json, check="log")
-        if table is not None:
+        if not logs:
+            raise OptionsError(f"{channels}: there are no channels here")
+        rows = print_rows([{**msgspec.structs.asdict(item), "ok": item.ok} for item in logs], json=json, check="log")
+        if held is not None:
             source = spark.read.format("penstock").load(channels)
-            rows += _print(compared(source, lake.read(spark, table), beginnings(channels)), json=json, check="table")
+            rows += print_rows(compared(source, held, beginnings(channels)), json=json, check="table")
         if store is not None:
             found = audit_fold(spark, channels, store)
-            rows += _print([{**msgspec.structs.asdict(found), "ok": found.ok}], json=json, check="fold")
+            rows += print_rows([{**msgspec.structs.asdict(found), "ok": found.ok}], json=json, check="fold")
     if not all(row["ok"] for row in rows):
         raise typer.Exit(PROBLEM)
 
 
 def replay(
     source: Source,
-    log: Annotated[str, typer.Argument(metavar="LOG", help="The log to append to; created if it is not there.")],
+    log: Annotated[
+        str, typer.Argument(metavar="LOG", help="The log to append to; created if it is not there.", callback=named)
+    ],
     app: Annotated[str, typer.Option(help="Whose replay this is: repeated under one name it is done once.")],
     where: Annotated[str | None, typer.Option(help="Only rows for which this is true, in SQL.")] = None,
     content: Annotated[str, typer.Option(help="What the records are: raw, or envelope/1 to keep keys.")] = "raw",
     master: Master = None,
     cores: Cores = None,
     memory: Memory = "2g",
+    json: Json = False,
 ) -> None:
     """Append records of a table or of channels to a log again.
 
@@ -262,10 +286,17 @@ def replay(
     from penstock.spark.pipelines.replay import replay as run
     from penstock.spark.pipelines.run import load
 
-    with on_spark("replaying", master, cores, memory) as (spark, _):
+    with on_spark("replaying", master, cores, memory, reads=[source]) as (spark, _):
         frame = load(spark, source)
-        run(frame if where is None else frame.where(where), log, app=app, content=content)
-    stderr.print(f"replayed into {log}", soft_wrap=True)
+        before = _end_of(log)
+        run(frame if where is None else _only(frame, where), log, app=app, content=content)
+    after = _end_of(log)
+    if json:
+        emit_json({"log": log, "app": app, "appended": after != before})
+    elif after == before and after is not None:
+        stderr.print(f"nothing to append to {log}: no row, or {app} has been there", soft_wrap=True)
+    else:
+        stderr.print(f"replayed into {log}", soft_wrap=True)
 
 
 def compact(
@@ -288,13 +319,19 @@ def compact(
     if json:
         emit_json(done)
     else:
-        stderr.print(f"{table}: {counted(done['files_before'], 'file')}, now {done['files_after']}", soft_wrap=True)
+        deleted = f", {counted(done['deleted_rows'], 'row')} deleted" if keep_days is not None else ""
+        removed = f", {counted(done['removed'], 'old file')} removed" if vacuum_hours is not None else ""
+        files = f"{counted(done['files_before'], 'file')}, now {done['files_after']:,}"
+        stderr.print(f"{table}: {files}{deleted}{removed}", soft_wrap=True)
 
 
 def report(
     source: Source,
     page: Annotated[
-        str | None, typer.Argument(metavar="PAGE", help="The HTML file to write; one row a channel is printed without.")
+        str | None,
+        typer.Argument(
+            metavar="PAGE", help="The HTML file to write; one row a channel is printed without.", callback=named
+        ),
     ] = None,
     table: Annotated[
         str | None, typer.Option(help="A table that is filled from SOURCE: show how far it is behind.")
@@ -314,19 +351,47 @@ def report(
     from penstock.spark.pipelines.report import write_report
     from penstock.spark.pipelines.run import load
 
-    with on_spark("reporting", master, cores, memory) as (spark, _):
+    if page is None and (table is not None or check or title is not None):
+        raise OptionsError("--table, --check and --title are for a page: say where it goes")
+    with on_spark("reporting", master, cores, memory, reads=[source]) as (spark, _):
         if page is None:
-            _print(told(load(spark, source)), json=json)
+            print_rows(told(load(spark, source)), json=json)
             return
         found = write_report(spark, source, page, title=title, table=table, check=check)
     if json:
         emit_json({"page": page, "channels": len(found.channels), "records": sum(p.records for p in found.channels)})
     else:
-        stderr.print(f"wrote {page}: {len(found.channels)} channels", soft_wrap=True, highlight=False)
+        stderr.print(f"wrote {page}: {counted(len(found.channels), 'channel')}", soft_wrap=True)
 
 
-def _checkpoint(table: str) -> str:
-    return f"{table.rstrip('/')}/_checkpoint"
+def _tell_table(table: str, rows: int, *, json: bool) -> None:
+    if json:
+        emit_json({"table": table, "rows": rows})
+    else:
+        stderr.print(f"{counted(rows, 'row')} in {table}", soft_wrap=True)
+
+
+def _only(frame: DataFrame, where: str) -> DataFrame:
+    """Return the rows for which a condition holds; one that is none is wrong use."""
+    from pyspark.errors import PySparkException
+
+    from penstock.spark.pipelines.run import error_of
+
+    try:
+        return frame.where(where)
+    except PySparkException as exc:
+        raise OptionsError(f"--where {where!r}: {error_of(str(exc))}") from None
+
+
+def _end_of(path: str) -> int | None:
+    """Return where a log ends; None if it is not there."""
+    from penstock.log import open_log
+    from penstock.spark.options import local_path
+
+    if not os.path.exists(local_path(path)):
+        return None
+    with open_log(local_path(path)) as log:
+        return int(log.next_position)
 
 
 def _trigger(every: float | None) -> dict[str, Any]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
-from penstock.cli.output import emit_json, progress_bar, stderr
-from penstock.cli.sparkwork import Master, Memory, on_spark, print_rows
-from penstock.errors import OptionsError
+from penstock.cli.output import counted, emit_json, progress_bar, stderr
+from penstock.cli.sparkwork import Master, Memory, named, on_spark, print_rows, say
+from penstock.errors import OptionsError, PenstockError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,16 +41,17 @@ def prepare() -> None:
     with progress_bar("running Spark once") as bar:
         bar.add_task("", total=None)
         path = make_archive()
-    stderr.print(f"{os.path.getsize(path) / 1e6:.0f} MB in {path}", soft_wrap=True, highlight=False)
+    stderr.print(f"{os.path.getsize(path) / 1e6:.0f} MB in {path}", soft_wrap=True)
 
 
 def run(
     function: Annotated[
         str, typer.Argument(metavar="FUNCTION", help="module:function, or the name of a pipeline such as aggregate.")
     ],
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Channels, or a table of the lake.")],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Channels, or a table of the lake.", callback=named)],
     table: Annotated[
-        str | None, typer.Argument(metavar="TABLE", help="The table of the result; printed if there is none.")
+        str | None,
+        typer.Argument(metavar="TABLE", help="The table of the result; printed if there is none.", callback=named),
     ] = None,
     master: Master = None,
     settings: Annotated[
@@ -68,7 +70,8 @@ def run(
         bool, typer.Option("--stream", help="Read the source as a stream; run it again to go on.")
     ] = False,
     checkpoint: Annotated[
-        str | None, typer.Option(help="Where a stream keeps how far it has come. [default: TABLE/_checkpoint]")
+        str | None,
+        typer.Option(help="Where a stream keeps how far it has come. [default: TABLE/_checkpoint]", callback=named),
     ] = None,
     every: Annotated[
         float | None, typer.Option(min=0.1, help="A stream goes on for ever, a batch every so many seconds.")
@@ -82,20 +85,33 @@ def run(
     """
     from penstock.spark.pipelines.own import Job, find_function
     from penstock.spark.pipelines.own import run as run_function
+    from penstock.spark.pipelines.run import checkpoint_of
 
-    found = find_function(function)
+    for file in py_files or []:
+        if not os.path.exists(file):
+            raise OptionsError(f"--py-files {file}: there is no such file")
+    try:
+        found = find_function(function)
+    except ImportError as exc:
+        raise PenstockError(f"{function}: {exc}") from exc
+    if not stream:
+        taken = inspect.signature(found).parameters
+        given = (("--every", "trigger", every), ("--checkpoint", "checkpoint", checkpoint))
+        for option, parameter, value in given:
+            if value is not None and parameter not in taken:
+                raise OptionsError(f"{option} is for a stream: give --stream with it")
     job = Job(
         source=source,
         table=table,
-        checkpoint=checkpoint or (None if table is None else f"{table.rstrip('/')}/_checkpoint"),
+        checkpoint=checkpoint or (None if table is None else checkpoint_of(table)),
         stream=stream,
         options=_pairs(options),
         trigger={"availableNow": True} if every is None else {"processingTime": f"{every} seconds"},
         settings=_pairs(settings),
     )
-    with on_spark("running", master, None, memory, _pairs(config)) as (spark, shown):
+    with on_spark("running", master, None, memory, _pairs(config), reads=[source]) as (spark, shown):
         _send(spark, py_files or [])
-        _show(run_function(spark, found, job, shown), json=json)
+        _show(run_function(spark, found, job, shown), table, json=json)
 
 
 def _pairs(words: list[str] | None) -> dict[str, str]:
@@ -117,13 +133,15 @@ def _send(spark: SparkSession, files: list[str]) -> None:
             spark.addArtifacts(os.path.abspath(file), pyfile=True)
 
 
-def _show(result: Any, *, json: bool) -> None:
-    """Print what a function gave: rows, an object, or nothing."""
+def _show(result: Any, table: str | None, *, json: bool) -> None:
+    """Print what a function gave: rows, what a query has done, an object, or nothing."""
+    from penstock.spark.pipelines.run import Summary
+
     if hasattr(result, "collect"):
         print_rows(result, json=json)
-    elif isinstance(result, msgspec.Struct):
-        emit_json(msgspec.to_builtins(result))
+    elif isinstance(result, Summary):
+        say(result, json, f"{counted(result.rows - result.bad, 'record')} into {table}")
     elif isinstance(result, dict) and not json and "table" in result:
-        stderr.print(f"{result['rows']} rows in {result['table']}", soft_wrap=True, highlight=False)
+        stderr.print(f"{counted(result['rows'], 'row')} in {result['table']}", soft_wrap=True)
     elif result is not None:
-        emit_json(result)
+        emit_json(msgspec.to_builtins(result))

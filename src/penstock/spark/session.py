@@ -24,6 +24,7 @@ import os
 import shutil
 import stat
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
@@ -59,6 +60,10 @@ done
 exec "{java}" "$@"
 """
 
+UNIX_SOCKETS: Final = "spark.python.unix.domain.socket.enabled"
+SOCKET_ROOM: Final = 36
+"""Letters that the folder for temporary files may have: the name of a socket has 107 in all, and the rest takes 71."""
+
 CONFIG: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -68,7 +73,7 @@ CONFIG: Final = {
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.parquet.compression.codec": "zstd",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    "spark.python.unix.domain.socket.enabled": "true",
+    UNIX_SOCKETS: "true",
     # Two files a batch instead of two files and two renames; right on a local file system.
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
@@ -135,6 +140,8 @@ def start(
         **(_on_cluster() if _is_cluster(master) else {"spark.sql.shuffle.partitions": cores}),
         **(config or {}),
     }
+    if UNIX_SOCKETS not in (config or {}) and len(tempfile.gettempdir()) > SOCKET_ROOM:
+        settings[UNIX_SOCKETS] = "false"
     if _is_remote(master):  # its executors must be able to reach this driver
         for setting in LOOPBACK:
             if setting not in (config or {}):

@@ -62,6 +62,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("channels ls nowhere", 2, "nowhere: there is no such data directory"),
         ("channels show empty ops", 2, "empty: there is no channel 'ops'"),
         ("bench nowhere", 2, "nowhere: not a folder"),
+        ("pipeline ingest nowhere lake", 2, "nowhere: there is nothing here"),
+        ("pipeline decode ticks typed", 2, "JSON needs --schema"),
+        ("pipeline aggregate ticks --every soon", 2, "every='soon': use a number"),
+        ("pipeline aggregate ticks windows --watermark soon", 2, "watermark='soon': use a number"),
+        ("pipeline report ticks --check", 2, "--table, --check and --title are for a page"),
+        ("pipeline run nothing ticks", 2, "nothing: not one of aggregate, audit"),
+        ("pipeline run os:getcwd ticks --every 1", 2, "--every is for a stream"),
+        ("pipeline run os:getcwd ticks --set limit", 2, "'limit': write it as name=value"),
     ],
 )
 def test_an_error_is_one_line_and_a_code(place: Path, words: str, code: int, says: str) -> None:
@@ -80,6 +88,13 @@ def test_a_command_that_cannot_be_read_is_wrong_use(place: Path, words: str) -> 
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("Usage: penstock ")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("words", [["ingest", "ticks", ""], ["run", "report", ""]])
+def test_an_empty_path_is_not_the_root_of_the_disk(place: Path, words: list[str]) -> None:
+    done = penstock("pipeline", *words, cwd=place)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "it is empty" in done.stderr
 
 
 def without_privileges() -> Callable[[], object] | None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import OptionsError
-from penstock.spark.pipelines.own import Job, arguments_of, find_function
+from penstock.errors import OptionsError, PenstockError
+from penstock.spark.pipelines.own import Job, arguments_of, find_function, run
 
 GIVEN = {"frame": lambda: "frame", "spark": lambda: "spark", "on_progress": lambda: "show", "options": dict}
 
@@ -43,8 +43,10 @@ def test_settings_have_the_type_of_their_parameter() -> None:
     settings = {"limit": "7", "share": "0.25", "by": '["channel", "key"]', "name": "7"}
     found = given(pipeline, settings=settings)
     assert found == {"frame": "frame", "limit": 7, "share": 0.25, "by": ("channel", "key"), "name": "7"}
-    with pytest.raises(OptionsError, match="limit='many'"):
+    with pytest.raises(OptionsError, match="limit='many': Expected `int`, got `str`"):
         given(pipeline, settings={"limit": "many"})
+    with pytest.raises(OptionsError, match=r"by='\[7\]': Expected `str`, got `int`"):
+        given(pipeline, settings={"by": "[7]"})
 
 
 def test_a_setting_that_is_missing_or_unknown_is_named() -> None:
@@ -74,12 +76,37 @@ def test_functions_are_found_in_the_current_folder(tmp_path: Path, monkeypatch: 
         find_function("own_pipelines_here:coldest")
     with pytest.raises(OptionsError, match="it is no function"):
         find_function("own_pipelines_here:not_one")
+    with pytest.raises(OptionsError, match="does not say what it takes"):
+        find_function("builtins:max")
+    (tmp_path / "own_pipelines_torn.py").write_text("def hottest(frame:\n")
+    with pytest.raises(OptionsError, match=r"own_pipelines_torn.py, line 1"):
+        find_function("own_pipelines_torn:hottest")
+
+
+def test_an_error_in_a_function_is_one_line_that_names_its_place() -> None:
+    def broken() -> float:
+        return 1 / 0
+
+    line = broken.__code__.co_firstlineno + 1
+    with pytest.raises(PenstockError, match=rf"broken: ZeroDivisionError: .* \(test_own.py, line {line}\)"):
+        run(None, broken, Job(source="data"))  # type: ignore[arg-type]
+
+
+def test_a_table_that_gets_nothing_is_an_error() -> None:
+    with pytest.raises(OptionsError, match=r"seven gave no DataFrame: there is nothing to put into lake/t"):
+        run(None, seven, Job(source="data", table="lake/t"))  # type: ignore[arg-type]
+    assert run(None, seven, Job(source="data")) == 7  # type: ignore[arg-type]
+
+
+def seven() -> int:
+    return 7
 
 
 def test_a_pipeline_of_our_own_is_found_by_its_name() -> None:
     assert find_function("aggregate").__module__ == "penstock.spark.pipelines.aggregate"
-    with pytest.raises(OptionsError, match="there is no module"):
-        find_function("nothing")
+    for name in ("nothing", "page"):
+        with pytest.raises(OptionsError, match=f"{name}: not one of aggregate, .*module:function"):
+            find_function(name)
     with pytest.raises(OptionsError, match="there is no module"):
         find_function("no.such.module:f")
 

@@ -122,3 +122,43 @@ def test_times_and_amounts_are_round() -> None:
     assert [label for _, label in svg.time_ticks(0, 10 * 86400, 3)][1] == "1970-01-08"
     assert svg.short_seconds(2e-9) == "2 ns"
     assert svg.short_seconds(0) == "0 s"
+
+
+def test_amounts_are_never_written_with_an_exponent_where_people_read_them() -> None:
+    assert [svg.short_bytes(n) for n in (999.6, 1000, 1023, 1000 << 10)] == ["1000 B", "1000 B", "1023 B", "1000 KiB"]
+    assert [svg.number(n) for n in (999.6, 999_999)] == ["1000", "1000k"]
+    assert [svg.short_bytes(mark) for mark in svg.ticks(1100, unit=1024)] == ["0 B", "512 B", "1 KiB", "1.5 KiB"]
+
+
+def test_one_record_is_a_point_that_can_be_seen() -> None:
+    one = ChannelPart("ticks", records=1, slot_records=[1], slot_bytes=[37], first_time=5.0, last_time=5.0)
+    page = render(Report(title="t", made=0.0, slots=[5.0], channels=[one]))
+    assert "stroke-linecap:round" in page
+    (point, again) = re.findall(r'<polyline class="line s0" points="([^"]+)"', page)[0].split()
+    assert point == again == "342.0,12.0"  # in the middle, at the top
+    assert "record" in read(page).text
+    assert "channel" in read(page).text
+
+
+def test_a_name_of_any_length_stays_in_its_place() -> None:
+    page = render(
+        Report(
+            title="t",
+            made=0.0,
+            slots=[1.0, 2.0],
+            channels=[ChannelPart("w" * 90, slot_records=[1, 0], slot_bytes=[1, 0])],
+        )
+    )
+    drawn = re.findall(r'class="name end"[^>]*>([^<]*)<', page)
+    assert drawn
+    assert all(len(name) <= 14 for name in drawn)
+    assert ".legend span{overflow-wrap:anywhere}" in page
+
+
+def test_a_page_says_that_it_does_not_draw_the_gaps_of_all() -> None:
+    def note(count: int) -> str:
+        parts = [ChannelPart(str(n), slot_records=[1], slot_bytes=[1]) for n in range(count)]
+        return " ".join(read(render(Report(title="t", made=0.0, slots=[1.0], channels=parts))).text)
+
+    assert "when each channel was written to" in note(40)
+    assert "when each of the 40 largest channels was written to" in note(41)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.errors import OptionsError
 from penstock.spark import lake
 from penstock.spark.options import local_path
-from penstock.spark.pipelines.run import Progress, Summary, follow
+from penstock.spark.pipelines.run import Progress, Summary, fit_table, follow, stream
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -35,6 +35,7 @@ def aggregate(frame: DataFrame, *, every: str | None = "1 hour", by: Sequence[st
     """
     from pyspark.sql import functions as F  # noqa: N812
 
+    by = list(dict.fromkeys(by))
     _check(frame, by)
     if every is not None:
         # Not Spark's window(): that drops rows without a time in silence.
@@ -68,15 +69,16 @@ def aggregate_stream(
     from pyspark.sql import functions as F  # noqa: N812
 
     app = "aggregate-" + hashlib.sha256(os.path.abspath(local_path(checkpoint)).encode()).hexdigest()[:16]
-    duration_micros(every), duration_micros(watermark)
-    stream = spark.readStream.format("penstock").options(**{k: str(v) for k, v in (options or {}).items()})
-    frame = stream.load(channels)
+    duration_micros(every), duration_micros(watermark, "watermark")
+    by = list(dict.fromkeys(by))
+    frame = stream(spark, channels, options)
     _check(frame, by)
     # Spark drops rows whose time is null and tells nobody; in 1970 they are late, which it counts.
     timed = frame.withColumn("timestamp", F.coalesce(F.col("timestamp"), F.timestamp_micros(F.lit(0))))
     counted = timed.withWatermark("timestamp", watermark).groupBy(F.window("timestamp", every), *by).agg(*_sums())
     names = ["window.start as window_start", "window.end as window_end", *by]
     result = counted.selectExpr(*names, "records", "bytes", "first_position", "last_position")
+    fit_table(result, table)
 
     def write(closed: DataFrame, batch: int) -> None:
         if not lake.append(closed, table, app=app, batch=batch):
@@ -103,8 +105,8 @@ def _sums() -> list[Column]:
     ]
 
 
-def duration_micros(text: str) -> int:
-    """Return a length of time in microseconds.
+def duration_micros(text: str, option: str = "every") -> int:
+    """Return a length of time in microseconds; ``option`` is what an error names.
 
     >>> duration_micros("15 minutes"), duration_micros("1 day")
     (900000000, 86400000000)
@@ -112,5 +114,5 @@ def duration_micros(text: str) -> int:
     number, _, unit = text.strip().partition(" ")
     unit = unit.strip().lower().removesuffix("s")
     if not number.isdigit() or not int(number) or unit not in UNITS:
-        raise OptionsError(f"every={text!r}: use a number and one of {', '.join(UNITS)}, such as '15 minutes'")
+        raise OptionsError(f"{option}={text!r}: use a number and one of {', '.join(UNITS)}, such as '15 minutes'")
     return int(number) * UNITS[unit]

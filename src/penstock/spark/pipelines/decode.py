@@ -9,19 +9,22 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from penstock.errors import OptionsError
 from penstock.spark import lake
 from penstock.spark.decode import decode as decoded
 from penstock.spark.decode import split_errors
 from penstock.spark.options import local_path
-from penstock.spark.pipelines.run import Progress, Summary, follow
+from penstock.spark.pipelines.run import Progress, Summary, error_of, fit_table, follow, same_place, stream, version_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["decode", "decode_added"]
+
+ERRORS: Final = ("channel", "position", "timestamp", "kind", "payload", "error")
+"""The columns of a table of errors."""
 
 
 def decode(
@@ -41,13 +44,22 @@ def decode(
 
     ``channels`` may be a table of the lake, such as ``ingest`` makes; it needs no checkpoint.
     """
+    for one, other in ((channels, table), (channels, errors), (table, errors)):
+        if same_place(one, other):  # what is decoded, what is not and where it came from must stay apart
+            raise OptionsError(f"{one}: source, table and table of errors must be three places")
+    _check_schema(content, schema)
     if lake.open_table(channels) is not None:
+        if trigger is not None and "availableNow" not in trigger:
+            raise OptionsError(f"{channels}: a table is decoded once for each run, not on and on")
         return decode_added(spark, channels, table, errors, content=content, schema=schema)
     app = "decode-" + hashlib.sha256(os.path.abspath(local_path(checkpoint)).encode()).hexdigest()[:16]
-    stream = (
-        spark.readStream.format("penstock").options(**{k: str(v) for k, v in (options or {}).items()}).load(channels)
-    )
-    frame = decoded(stream, content, schema)
+    source = stream(spark, channels, options)
+    missing = [name for name in ERRORS if name not in (*source.columns, "error")]
+    if missing:
+        raise OptionsError(f"{channels}: there is no column {', '.join(missing)} to decode: not a log")
+    frame = decoded(source, content, schema)
+    fit_table(_parts(frame, content)[0], table)
+    before = version_of(errors)
 
     def write(batch_frame: DataFrame, batch: int) -> None:
         # Each table remembers the batch for itself: whichever was missed by a crash is written by the replay.
@@ -67,7 +79,9 @@ def decode(
         .trigger(**(trigger or {"availableNow": True}))
         .start()
     )
-    return follow(query, on_progress)
+    summary = follow(query, on_progress)
+    summary.bad = lake.committed_records(errors, app, before)
+    return summary
 
 
 def decode_added(
@@ -80,7 +94,7 @@ def decode_added(
     found = lake.open_table(source)
     if found is None:
         raise OptionsError(f"{source}: there is no table here")
-    version = found.version()
+    version, before = found.version(), version_of(errors)
     done = [lake.committed_batch(target, app) for target in (table, errors)]
     for after in sorted(set(done)):  # two only where a run died between its two commits
         if after >= version:
@@ -88,6 +102,7 @@ def decode_added(
         rows = decoded(lake.read_added(spark, source, after, version), content, schema).persist()
         try:
             good, bad = _parts(rows, content)
+            fit_table(good, table)
             if done[0] == after:
                 lake.append(good, table, app=app, batch=version)
             if done[1] == after:
@@ -95,12 +110,34 @@ def decode_added(
             summary.rows, summary.batches = max(summary.rows, rows.count()), 1
         finally:
             rows.unpersist()
+    summary.bad = lake.committed_records(errors, app, before)
     summary.seconds = time.monotonic() - begin
     return summary
+
+
+def _check_schema(content: str, schema: str | None) -> None:
+    """Refuse a schema that Spark cannot read, that says nothing, or that nobody asks for."""
+    from pyspark.errors import PySparkException
+    from pyspark.sql.types import StructType
+
+    if content != "json":
+        if schema is not None:
+            raise OptionsError(f"schema={schema!r}: only JSON has one, and these payloads are {content}")
+        return
+    if schema is None:
+        raise OptionsError("JSON needs a schema, such as 'device string, celsius double'")
+    try:
+        names = cast("StructType", StructType.fromDDL(schema)).fieldNames()
+    except PySparkException as exc:
+        raise OptionsError(f"schema={schema!r}: {error_of(str(exc))}") from None
+    twice = {name for name in names if names.count(name) > 1}
+    if not names or twice or "error" in names:
+        fault = f"{', '.join(sorted(twice))} is there twice" if twice else "error is what says why a payload is bad"
+        raise OptionsError(f"schema={schema!r}: {fault if names else 'it has no field'}")
 
 
 def _parts(frame: DataFrame, content: str) -> tuple[DataFrame, DataFrame]:
     """Return the rows for the table, and those for the table of errors."""
     good, bad = split_errors(frame)
-    bad = bad.select("channel", "position", "timestamp", "kind", "payload", "error")
+    bad = bad.select(*ERRORS)
     return good if content == "raw" else good.drop("payload"), bad

@@ -18,15 +18,16 @@ import importlib
 import inspect
 import os
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, get_type_hints
 
 import msgspec
 
-from penstock.errors import OptionsError
+from penstock.errors import OptionsError, PenstockError
 from penstock.spark import lake
 from penstock.spark.options import local_path
-from penstock.spark.pipelines.run import Progress, Summary, follow, load
+from penstock.spark.pipelines.run import Progress, Summary, checkpoint_of, fit_table, follow, load, replace, stream
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["Job", "arguments_of", "find_function", "run"]
 
 PACKAGE: Final = "penstock.spark.pipelines"
+OURS: Final = ("aggregate", "audit", "compact", "decode", "fold", "ingest", "replay", "report")
 SOURCE_NAMES: Final = ("source", "channels", "log", "path")
 GIVEN: Final = {"frame", "spark", "table", "checkpoint", "options", "trigger", "on_progress", *SOURCE_NAMES}
 
@@ -62,6 +64,8 @@ def find_function(name: str) -> Callable[..., Any]:
     """
     module, _, function = name.partition(":")
     if not function:
+        if name not in OURS:
+            raise OptionsError(f"{name}: not one of {', '.join(OURS)}; a function of yours is written module:function")
         module, function = f"{PACKAGE}.{name}", name
     elif os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -70,11 +74,19 @@ def find_function(name: str) -> Callable[..., Any]:
     except ModuleNotFoundError as exc:
         if exc.name is None or not (module == exc.name or module.startswith(exc.name + ".")):
             raise  # the module is there, and misses one of its own
-        raise OptionsError(f"{name}: there is no module {module}; write module:function") from None
+        raise OptionsError(f"{name}: there is no module {module} here or where Python looks") from None
+    except SyntaxError as exc:
+        raise OptionsError(
+            f"{name}: {exc.msg} ({os.path.basename(exc.filename or module)}, line {exc.lineno})"
+        ) from None
     except AttributeError:
         raise OptionsError(f"{name}: the module {module} has no function {function}") from None
     if not callable(found):
         raise OptionsError(f"{name}: it is no function")
+    try:
+        inspect.signature(found)
+    except ValueError:
+        raise OptionsError(f"{name}: it does not say what it takes") from None
     return found  # type: ignore[no-any-return]
 
 
@@ -130,25 +142,44 @@ def run(
         "trigger": lambda: job.trigger,
         "on_progress": lambda: on_progress,
     }
-    result = function(**arguments_of(function, job, given))
-    if not hasattr(result, "isStreaming") or job.table is None:
-        if getattr(result, "isStreaming", False):
+    result = _call(function, arguments_of(function, job, given))
+    if not hasattr(result, "isStreaming"):
+        if job.table is not None and "table" not in inspect.signature(function).parameters:
+            raise OptionsError(f"{function.__name__} gave no DataFrame: there is nothing to put into {job.table}")
+        return result
+    if job.table is None:
+        if result.isStreaming:
             raise OptionsError("a stream needs a table to go to")
         return result
     if not result.isStreaming:
-        return {"table": job.table, "rows": lake.replace(result, job.table)}
+        return {"table": job.table, "rows": replace(result, job.table)}
     return _append_batches(result, job.table, job, on_progress)
 
 
+def _call(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    """Call a function; an error of Python's in it becomes one line that says where it is."""
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
+
+    try:
+        return function(**arguments)
+    except (PenstockError, PySparkException, Py4JError, OSError):
+        raise  # these speak for themselves
+    except Exception as exc:
+        code = getattr(function, "__code__", None)
+        places = traceback.extract_tb(exc.__traceback__)[1:]
+        own = [place for place in places if code is not None and place.filename == code.co_filename]
+        where = f" ({os.path.basename(own[-1].filename)}, line {own[-1].lineno})" if own else ""
+        raise PenstockError(f"{function.__name__}: {type(exc).__name__}: {exc}{where}") from exc
+
+
 def _frame(spark: SparkSession, job: Job) -> DataFrame:
-    if not job.stream:
-        return load(spark, job.source, job.options)
-    options = {name: str(value) for name, value in job.options.items()}
-    return spark.readStream.format("penstock").options(**options).load(job.source)
+    return (stream if job.stream else load)(spark, job.source, job.options)
 
 
 def _append_batches(frame: DataFrame, table: str, job: Job, on_progress: Callable[[Progress], None] | None) -> Summary:
-    checkpoint = job.checkpoint or f"{table.rstrip('/')}/_checkpoint"
+    fit_table(frame, table)
+    checkpoint = job.checkpoint or checkpoint_of(table)
     app = "own-" + hashlib.sha256(os.path.abspath(local_path(checkpoint)).encode()).hexdigest()[:16]
 
     def write(rows: DataFrame, batch: int) -> None:
@@ -168,8 +199,10 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
 def _convert(name: str, text: str, hint: Any) -> Any:
     try:
         return msgspec.convert(text, hint, strict=False)
-    except (msgspec.ValidationError, TypeError):
+    except (msgspec.ValidationError, TypeError) as plain:
         try:
             return msgspec.json.decode(text.encode(), type=hint)
-        except (msgspec.MsgspecError, TypeError) as exc:
+        except msgspec.ValidationError as exc:  # it is JSON, of another type
             raise OptionsError(f"{name}={text!r}: {exc}") from None
+        except (msgspec.MsgspecError, TypeError):
+            raise OptionsError(f"{name}={text!r}: {plain}") from None

@@ -17,6 +17,8 @@ __all__ = ["ChannelPart", "Lag", "Report", "TopKey", "render"]
 SHOWN: Final = 7
 """Channels with a colour of their own; the others are drawn as one."""
 OTHERS: Final = "others"
+STRIPS: Final = 40
+"""Channels whose gaps are drawn, the largest."""
 
 STYLE: Final = (
     """
@@ -29,17 +31,19 @@ STYLE: Final = (
 *{box-sizing:border-box}
 body{margin:0;background:var(--bg);color:var(--ink);font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
 main{max-width:1120px;margin:0 auto;padding:28px 20px 48px}
-h1{font-size:24px;margin:0}h2{font-size:15px;margin:0 0 2px}
+h1,p.note,.legend span{overflow-wrap:anywhere}h1{font-size:24px;margin:0}h2{font-size:15px;margin:0 0 2px}
 p.note{color:var(--soft);margin:2px 0 12px;font-size:13px}
 .tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:12px;margin:20px 0}
-.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,480px),1fr));gap:16px}
+.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,480px),1fr));gap:16px;align-items:start}
+.cards>*{min-width:0}
 .card,.tile{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:14px 16px}
 .tile b{display:block;font-size:22px;font-variant-numeric:tabular-nums}.tile span{color:var(--soft);font-size:13px}
 .wide{grid-column:1/-1}
 svg{display:block;width:100%;height:auto;overflow:visible}
 svg text{fill:var(--soft);font-size:11px}svg .name{fill:var(--ink);font-size:12px}
 .mid{text-anchor:middle}.end{text-anchor:end}.grid{stroke:var(--line)}.quiet{fill:var(--quiet)}
-.hit{fill:transparent}.hit:hover{fill:var(--ink);fill-opacity:.08}.line{fill:none;stroke-width:1.8;stroke-linejoin:round}
+.hit{fill:transparent}.hit:hover{fill:var(--ink);fill-opacity:.08}.line{fill:none;stroke-width:1.8;stroke-linejoin:round;
+stroke-linecap:round}
 """
     + "".join(f".line.s{n}{{stroke:var(--s{n})}}.fill.s{n}{{fill:var(--s{n})}}" for n in range(svg.COLOURS))
     + """
@@ -51,6 +55,7 @@ svg text{fill:var(--soft);font-size:11px}svg .name{fill:var(--ink);font-size:12p
 .scroll{overflow-x:auto}table{border-collapse:collapse;width:100%;font-size:13.5px;font-variant-numeric:tabular-nums}
 th{color:var(--soft);font-weight:500}th,td{text-align:right;padding:5px 10px;border-bottom:1px solid var(--line);
 white-space:nowrap}th:first-child,td:first-child{text-align:left}tr:last-child td{border-bottom:0}
+td.told{text-align:left;white-space:normal;overflow-wrap:anywhere;min-width:260px}
 .bad{color:var(--bad)}.good{color:var(--good)}
 """
 )
@@ -177,9 +182,10 @@ def _tiles(report: Report) -> str:
     times = [time for part in parts for time in (part.first_time, part.last_time) if time is not None]
     longest = max((end - begin for part in parts for begin, end in part.silences), default=0.0)
     behind = max((lag.records for lag in report.lags), default=0)
+    records = sum(part.records for part in parts)
     tiles = [
-        (number(len(parts)), "channels"),
-        (number(sum(part.records for part in parts)), "records"),
+        (number(len(parts)), "channel" if len(parts) == 1 else "channels"),
+        (number(records), "record" if records == 1 else "records"),
         (short_bytes(sum(part.bytes for part in parts)), "of payload"),
         (short_seconds(max(times) - min(times)) if times else "–", "from first to last"),
         (short_seconds(longest) if longest else "–", "longest silence"),
@@ -236,7 +242,7 @@ def _lag(report: Report) -> list[str]:
 def _silence(report: Report) -> str:
     if not report.slots:
         return ""
-    ranked = sorted(report.channels, key=lambda part: -part.records)[:40]
+    ranked = sorted(report.channels, key=lambda part: -part.records)[:STRIPS]
     rows = [(part.name, [count > 0 for count in part.slot_records], part.silences) for part in ranked]
     worst = sorted(
         ((end - begin, part.name, begin) for part in report.channels for begin, end in part.silences), reverse=True
@@ -245,22 +251,23 @@ def _silence(report: Report) -> str:
         f"{name} {short_seconds(length)} from {dt.datetime.fromtimestamp(begin, dt.UTC):%H:%M:%S}"
         for length, name, begin in worst
     )
-    note = f"when each channel was written to; longest: {told}" if told else "when each channel was written to"
+    which = "each channel" if len(ranked) == len(report.channels) else f"each of the {STRIPS} largest channels"
+    note = f"when {which} was written to" + (f"; longest of all: {told}" if told else "")
     return _card("Gaps", note, svg.strip(report.slots, rows, label="when each channel was written to"))
 
 
 def _checks(checks: Sequence[dict[str, object]]) -> list[str]:
     if not checks:
         return []
-    head = ("channel", "records", "gaps", "disorder", "back_in_time", "problems", "ok")
+    head = ("channel", "records", "gaps", "disorder", "back_in_time", "verdict", "problems")
     body = []
     for check in checks:
         problems = check["problems"]
         assert isinstance(problems, list)
         verdict = '<span class="good">whole</span>' if check["ok"] else '<span class="bad">broken</span>'
-        cells = [str(check[name]) for name in head[:5]] + ["<br>".join(map(escape, problems)) or "–"]
-        cells[0] = escape(cells[0])
-        body.append("".join(f"<td>{cell}</td>" for cell in [*cells, verdict]))
+        cells = [escape(str(check[name])) for name in head[:5]]
+        told = f'<td class="told">{"<br>".join(map(escape, problems)) or "–"}</td>'
+        body.append("".join(f"<td>{cell}</td>" for cell in cells) + f"<td>{verdict}</td>{told}")
     return [
         _card("Checks", "every record read again", _grid([name.replace("_", " ") for name in head], body), wide=True)
     ]

@@ -16,6 +16,7 @@ import msgspec
 
 from penstock.batch import payload_text
 from penstock.disk import PosixDisk, save_atomically
+from penstock.errors import OptionsError
 from penstock.log.sidecar import sidecar_of
 from penstock.spark import lake
 from penstock.spark.options import local_path
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["gather", "report", "write_report"]
 
 SLOTS: Final = 120
+SECOND: Final = 1_000_000
+"""Microseconds of the shortest slot: a thousand records within one of them are no billion a second."""
 TOP_KEYS: Final = 12
 SILENCES: Final = 3
 
@@ -38,6 +41,7 @@ def report(frame: DataFrame) -> DataFrame:
     """Say of each channel how many records and bytes it has, of how many kinds, from when to when."""
     from pyspark.sql import functions as F  # noqa: N812
 
+    _check(frame)
     return (
         frame.groupBy("channel")
         .agg(
@@ -67,24 +71,33 @@ def write_report(
     ``table`` is one that is filled from these channels: how far it is behind is shown with the cursors.  ``check``
     reads every log as ``audit`` does and shows what it found.
     """
+    page = local_path(page)
+    if os.path.isdir(page):
+        raise OptionsError(f"{page}: this is a folder, not a page")
+    of_lake = lake.open_table(source) is not None
+    if of_lake and (check or table is not None):
+        raise OptionsError(
+            f"{source}: this is a table of the lake; only channels are checked, or compared with a table"
+        )
+    held = None if table is None else lake.read(spark, table).groupBy("channel").agg({"position": "max"})
+    os.makedirs(os.path.dirname(os.path.abspath(page)), exist_ok=True)
     frame = load(spark, source, options)
-    found = gather(frame, title=title or os.path.basename(local_path(source)))
-    if lake.open_table(source) is None:
+    found = gather(frame, title=title or os.path.basename(os.path.abspath(local_path(source))))
+    if not of_lake:
         cursors = _cursors(source, options)
-        if table is not None and lake.open_table(table) is not None:
-            held = lake.read(spark, table).groupBy("channel").agg({"position": "max"}).collect()
-            cursors += [(row[0], os.path.basename(local_path(table)), row[1] + 1) for row in held]
+        if table is not None and held is not None:
+            who = os.path.basename(local_path(table))
+            cursors += [(row[0], who, row[1] + 1) for row in held.collect()]
         found.lags = _lags(frame, cursors)
         if check:
             found.checks = [{**msgspec.structs.asdict(item), "ok": item.ok} for item in audit_logs(spark, source)]
-    page = local_path(page)
-    os.makedirs(os.path.dirname(os.path.abspath(page)), exist_ok=True)
     save_atomically(PosixDisk(), page, render(found).encode())
     return found
 
 
 def gather(frame: DataFrame, *, title: str = "channels") -> Report:
     """Add up what a page shows of a DataFrame of records."""
+    _check(frame)
     frame = _timed(frame)
     parts: dict[str, ChannelPart] = {}
     kinds: dict[str, set[int | None]] = {}
@@ -106,6 +119,12 @@ def gather(frame: DataFrame, *, title: str = "channels") -> Report:
     _add_times(frame, found)
     found.keys = _top_keys(frame)
     return found
+
+
+def _check(frame: DataFrame) -> None:
+    missing = [name for name in ("channel", "position", "timestamp", "kind", "payload") if name not in frame.columns]
+    if missing:
+        raise OptionsError(f"there is no column {', '.join(missing)} to report on")
 
 
 def _timed(frame: DataFrame) -> DataFrame:
@@ -142,7 +161,7 @@ def _add_times(frame: DataFrame, found: Report) -> None:
     if not times:
         return
     low, high = int(min(times) * 1e6), int(max(times) * 1e6)
-    width = max(-(-(high - low + 1) // SLOTS), 1)
+    width = max(-(-(high - low + 1) // SLOTS), SECOND)
     count = (high - low) // width + 1
     found.slots = [(low + width * (slot + 0.5)) / 1e6 for slot in range(count)]
     found.slot_seconds = width / 1e6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -10,17 +11,21 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from penstock.errors import OptionsError, PenstockError
-from penstock.spark.lake import open_table, read
+from penstock.spark import lake
+from penstock.spark.options import local_path
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["Progress", "Summary", "follow", "load"]
+__all__ = ["Progress", "Summary", "fit_table", "follow", "load", "replace", "require_channels", "stream"]
 
 POLL_SECONDS = 0.1
-PYTHON_ERROR = re.compile(r"(?!java\.|org\.|pyspark\.)[\w.]+(Error|Exception)\b: ")
+PYTHON_ERROR = re.compile(r"(?!java\.|org\.)[\w.]+(Error|Exception)\b(: |$)")
 """The line of a traceback that says what happened."""
+JAVA_ERROR = re.compile(r"(?::|Caused by:) (?:(?:[\w$]+\.)+[\w$]+: )*")
+"""What stands before the words of an error in Java; one that wraps another has the names of both."""
+DECORATION = re.compile(r"^\[USER_RAISED_EXCEPTION\] |\.?\s*SQLSTATE: \w{5}\b|[;:\s]+$")
 
 
 class Summary(msgspec.Struct):
@@ -35,6 +40,8 @@ class Summary(msgspec.Struct):
     seconds: float = 0.0
     lost: int = 0
     """Positions that retention took before they were read."""
+    bad: int = 0
+    """Payloads that did not decode."""
     late: int = 0
     """Records that came when their window was closed; those of one window, key and task count as one."""
 
@@ -96,30 +103,134 @@ def follow(query: StreamingQuery, on_progress: Callable[[Progress], None] | None
 
 
 def load(spark: SparkSession, path: str, options: Mapping[str, Any] | None = None) -> DataFrame:
-    """Return a table of the lake, or channels, whichever the path holds.
+    """Return a table of the lake, or channels, whichever the path holds; options are for channels.
 
     >>> load(spark, "data/ticks").count()  # doctest: +SKIP
     """
-    if open_table(path) is not None:
-        return read(spark, path)
-    return spark.read.format("penstock").options(**{k: str(v) for k, v in (options or {}).items()}).load(path)
+    if lake.open_table(path) is None:
+        return spark.read.format("penstock").options(**texts(options)).load(path)
+    if options:
+        raise OptionsError(f"{path}: a table of the lake has no option {', '.join(options)}")
+    return lake.read(spark, path)
+
+
+def stream(spark: SparkSession, channels: str, options: Mapping[str, Any] | None = None) -> DataFrame:
+    """Return channels as a stream.
+
+    >>> stream(spark, "data/ticks", {"maxRecordsPerTrigger": 1000}).isStreaming  # doctest: +SKIP
+    True
+    """
+    require_channels(channels)
+    return spark.readStream.format("penstock").options(**texts(options)).load(channels)
+
+
+def require_channels(path: str) -> None:
+    """Refuse a table of the lake where channels are wanted: it would be read as a folder without any, and give nothing.
+
+    >>> require_channels("data/ticks")
+    """
+    if lake.open_table(path) is not None:
+        raise OptionsError(f"{path}: this is a table of the lake, not channels")
+
+
+def fit_table(frame: DataFrame, table: str) -> None:
+    """Add to a table the columns of a DataFrame that it lacks, as far as it is there; refuse one of another type.
+
+    Rows whose columns have other types could be added, but then nobody could read the table any more.
+
+    >>> fit_table(frame, "lake/typed")  # doctest: +SKIP
+    """
+    found = lake.open_table(table)
+    if found is None:
+        return
+    from deltalake import Field
+    from pyspark.sql.types import StructField, StructType
+
+    held = {field.name: field.dataType for field in StructType.fromJson(msgspec.json.decode(found.schema().to_json()))}
+    more = []
+    for field in frame.schema:
+        if field.name not in held:
+            more.append(Field.from_json(StructField(field.name, field.dataType).json()))
+        elif held[field.name].simpleString() != field.dataType.simpleString():
+            types = f"{held[field.name].simpleString()}, not {field.dataType.simpleString()}"
+            raise OptionsError(f"{table}: the column {field.name} is {types}: give another table")
+    if more:
+        found.alter.add_columns(more)
+
+
+def version_of(table: str) -> int:
+    """Return the version of a table, -1 where there is none.
+
+    >>> version_of("nowhere")
+    -1
+    """
+    found = lake.open_table(table)
+    return -1 if found is None else int(found.version())
+
+
+def replace(frame: DataFrame, table: str) -> int:
+    """Make a DataFrame the whole content of a table, unless a stream adds to it; return how many rows it has.
+
+    >>> replace(frame, "lake/hourly")  # doctest: +SKIP
+    24
+    """
+    if os.path.isdir(local_path(checkpoint_of(table))) and lake.open_table(table) is not None:
+        raise OptionsError(f"{table}: a stream adds to this table, it is not replaced: give another one")
+    return lake.replace(frame, table)
+
+
+def checkpoint_of(table: str) -> str:
+    """Return where a stream into a table keeps how far it has come, unless it is told otherwise.
+
+    >>> checkpoint_of("lake/raw/")
+    'lake/raw/_checkpoint'
+    """
+    return f"{table.rstrip('/')}/_checkpoint"
+
+
+def same_place(one: str, other: str) -> bool:
+    """Return whether two paths name one folder.
+
+    >>> same_place("lake/raw/", "file:" + os.path.abspath("lake/raw")), same_place("lake/raw", "lake")
+    (True, False)
+    """
+    return os.path.realpath(local_path(one)) == os.path.realpath(local_path(other))
+
+
+def texts(options: Mapping[str, Any] | None) -> dict[str, str]:
+    """Return options as Spark takes them.
+
+    >>> texts({"partitions": 2}), texts(None)
+    ({'partitions': '2'}, {})
+    """
+    return {name: str(value) for name, value in (options or {}).items()}
 
 
 def error_of(text: str) -> PenstockError:
-    r"""Return what a long Spark error comes down to: the last error of ours that Python raised, or its first line.
+    r"""Return what a long Spark error comes down to, as one line.
+
+    That is the last error of ours that Python raised, or the last error of Python's, or Java's words and their cause.
 
     >>> error_of("Job aborted\nTraceback …\n  File x\npenstock.errors.OptionsError: no path\n\tat org.x")
     OptionsError('no path')
     >>> error_of("Failed\nTraceback (most recent call last):\n  File x\nModuleNotFoundError: No module named 'x'\n")
     PenstockError("ModuleNotFoundError: No module named 'x'")
+    >>> error_of("An error occurred while calling o1.start.\n: java.io.IOException: failed\nCaused by: a.B: disk full")
+    PenstockError('failed: disk full')
     """
     lines = [line.strip() for line in text.splitlines()]
     raised = [line for line in lines if line.startswith("penstock.errors.")]
-    if not raised:
-        python = [line for line in lines if PYTHON_ERROR.match(line)] if "Traceback (most" in text else []
-        return PenstockError(python[-1] if python else next(filter(None, lines), text))
-    name, _, said = raised[-1].removeprefix("penstock.errors.").partition(": ")
-    return OptionsError(said) if name == "OptionsError" else PenstockError(f"{name}: {said}")
+    if raised:
+        name, _, said = raised[-1].removeprefix("penstock.errors.").partition(": ")
+        return OptionsError(said) if name == "OptionsError" else PenstockError(f"{name}: {said}")
+    python = [line for line in lines if PYTHON_ERROR.match(line)] if "Traceback (most" in text else []
+    if python:
+        return PenstockError(DECORATION.sub("", python[-1].removeprefix("pyspark.errors.exceptions.captured.")))
+    java = [line for line in lines if JAVA_ERROR.match(line)]
+    if not java:
+        return PenstockError(DECORATION.sub("", next(filter(None, lines), text)))
+    words = [DECORATION.sub("", JAVA_ERROR.sub("", line, count=1)) for line in (java[0], java[-1])]
+    return PenstockError(": ".join(dict.fromkeys(words)))
 
 
 def _places(offset: Any) -> dict[str, Any]:

@@ -7,7 +7,9 @@ which browsers show when the pointer rests on it.
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import math
+import unicodedata
 from collections.abc import Callable, Sequence
 from html import escape
 from typing import Final
@@ -27,47 +29,53 @@ STEPS: Final = (
 def number(value: float) -> str:
     """Return a number as people read it.
 
-    >>> number(1234567), number(950), number(0.25)
-    ('1.23M', '950', '0.25')
+    >>> number(1234567), number(950), number(0.25), number(999.9)
+    ('1.23M', '950', '0.25', '1000')
     """
     for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
-            return f"{value / size:.3g}{unit}"
-    return f"{value:.3g}"
+            return f"{_three(value / size)}{unit}"
+    return _three(value)
 
 
 def short_bytes(value: float) -> str:
     """Return an amount of bytes.
 
-    >>> short_bytes(512), short_bytes(1536), short_bytes(5 << 30)
-    ('512 B', '1.5 KiB', '5 GiB')
+    >>> short_bytes(512), short_bytes(1536), short_bytes(5 << 30), short_bytes(1000)
+    ('512 B', '1.5 KiB', '5 GiB', '1000 B')
     """
     for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
         if abs(value) >= 1 << power:
-            return f"{value / (1 << power):.3g} {unit}"
-    return f"{value:.3g} B"
+            return f"{_three(value / (1 << power))} {unit}"
+    return f"{_three(value)} B"
+
+
+def _three(value: float) -> str:
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def short_seconds(value: float) -> str:
     """Return a length of time.
 
-    >>> short_seconds(0.0005), short_seconds(75), short_seconds(90000)
-    ('500 µs', '1.2 min', '1 d')
+    >>> short_seconds(0.0005), short_seconds(75), short_seconds(90000), short_seconds(99.9 * 86400)
+    ('500 µs', '1.2 min', '1 d', '100 d')
     """
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"), (1e-3, "ms"), (1e-6, "µs")):
         if abs(value) >= size:
-            return f"{value / size:.2g} {unit}" if value / size < 100 else f"{value / size:.0f} {unit}"
+            return f"{value / size:.2g} {unit}" if value / size < 10 else f"{value / size:.0f} {unit}"
     return "0 s" if not value else f"{value * 1e9:.0f} ns"
 
 
-def ticks(top: float, count: int = 4) -> list[float]:
-    """Return round values from 0 to at least ``top``.
+def ticks(top: float, count: int = 4, *, unit: int = 1) -> list[float]:
+    """Return round values from 0 to at least ``top``; with a unit of 1024 they are round as KiB, MiB and so on.
 
-    >>> ticks(7), ticks(0)
-    ([0.0, 2.0, 4.0, 6.0, 8.0], [0.0, 1.0])
+    >>> ticks(7), ticks(0), ticks(3 << 20, unit=1024)[1] == 1 << 20
+    ([0.0, 2.0, 4.0, 6.0, 8.0], [0.0, 1.0], True)
     """
     if top <= 0:
         return [0.0, 1.0]
+    if unit > 1 and top >= unit:
+        return [mark * unit for mark in ticks(top / unit, count, unit=unit)]
     raw = top / count
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw * 0.999)
@@ -102,7 +110,7 @@ def lines(
 ) -> str:
     """Draw lines over time: ``slots`` are moments, each series a name and its values; None leaves a hole."""
     top = max((value for _, values in series for value in values if value is not None), default=0.0)
-    marks = ticks(top)
+    marks = ticks(top, unit=1024 if form is short_bytes else 1)
     across, up = _across(slots[0], slots[-1]) if slots else _across(0, 1), _up(marks[-1])
     parts = [_frame(marks, up, form), _time_axis(slots, across)]
     for index, (name, values) in enumerate(series):
@@ -166,15 +174,14 @@ def bars(rows: Sequence[tuple[str, float, str]], *, label: str = "") -> str:
     for place, (name, value, said) in enumerate(rows):
         y = place * high
         width = (WIDTH - left - right) * value / top
-        shown = name if len(name) <= 28 else name[:27] + "…"
-        parts.append(
-            f'<text class="name end" x="{left - 8}" y="{y + 16}">{escape(shown)}<title>{escape(name)}</title></text>'
-        )
+        parts.append(_name(name, left, y))
         parts.append(
             f'<rect class="fill s0" x="{left}" y="{y + 4}" width="{max(width, 1.5):.1f}" height="{high - 8}" rx="2">'
             f"<title>{escape(f'{name}: {said}')}</title></rect>"
         )
-        parts.append(f'<text class="tick" x="{left + max(width, 1.5) + 6:.1f}" y="{y + 16}">{escape(said)}</text>')
+        parts.append(
+            f'<text class="tick" x="{left + max(width, 1.5) + 6:.1f}" y="{y + 16}">{escape(cut(said, 17))}</text>'
+        )
     return _svg(parts, max(len(rows) * high, high), label)
 
 
@@ -191,10 +198,7 @@ def strip(
     parts = []
     for place, (name, heard, silences) in enumerate(rows):
         y = place * high
-        shown = name if len(name) <= 28 else name[:27] + "…"
-        parts.append(
-            f'<text class="name end" x="{left - 8}" y="{y + 16}">{escape(shown)}<title>{escape(name)}</title></text>'
-        )
+        parts.append(_name(name, left, y))
         parts.append(
             f'<rect class="quiet" x="{left}" y="{y + 5}" width="{WIDTH - left - RIGHT}" height="{high - 10}"/>'
         )
@@ -218,6 +222,25 @@ def strip(
     return _svg(parts, bottom + 24, label)
 
 
+def cut(text: str, room: int) -> str:
+    """Return what of a text fits into so many places, of which wide letters take two.
+
+    >>> cut("site/ticks", 6), cut("日本語チャンネル", 8), cut("short", 6)
+    ('site/…', '日本語…', 'short')
+    """
+    widths = [2 if unicodedata.east_asian_width(letter) in "WF" or letter in "WMwm" else 1 for letter in text]
+    if sum(widths) <= room:
+        return text
+    kept = sum(total < room for total in itertools.accumulate(widths))
+    return text[:kept] + "…"
+
+
+def _name(name: str, left: int, y: int) -> str:
+    """Draw what a row is called, left of where it begins."""
+    shown = escape(cut(name, 26))
+    return f'<text class="name end" x="{left - 8}" y="{y + 16}">{shown}<title>{escape(name)}</title></text>'
+
+
 def _runs(heard: Sequence[bool]) -> list[tuple[int, int]]:
     runs: list[tuple[int, int]] = []
     for place, value in enumerate(heard):
@@ -229,8 +252,9 @@ def _runs(heard: Sequence[bool]) -> list[tuple[int, int]]:
 
 
 def _across(low: float, high: float, left: float = LEFT) -> Callable[[float], float]:
-    span = (high - low) or 1.0
-    return lambda value: left + (WIDTH - left - RIGHT) * (value - low) / span
+    if high <= low:  # one moment stands in the middle
+        return lambda _: left + (WIDTH - left - RIGHT) / 2
+    return lambda value: left + (WIDTH - left - RIGHT) * (value - low) / (high - low)
 
 
 def _up(top: float) -> Callable[[float], float]:
