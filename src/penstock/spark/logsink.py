@@ -46,6 +46,7 @@ from penstock.spark.records import RAW, STAGED, check_schema, records_of
 
 __all__ = ["SinkOptions", "Staged", "Intent", "LogBatchWriter", "LogStreamWriter", "append_staged", "stage"]
 
+BIRTH_SECONDS: Final = 1.0
 LOCK_SECONDS: Final = 30.0
 ONCE: Final = "once-"
 """How the names of batch writes begin that have no batchId."""
@@ -415,13 +416,18 @@ def _open(options: SinkOptions) -> LogWriter:
 
 
 def _format_of(options: SinkOptions) -> str:
-    """Return the format of the log that is there, or the one to create."""
-    try:
-        return detect(options.path)
-    except OptionsError:
-        if PosixDisk().stat(options.path) is not None:
-            raise
-        return options.format
+    """Return the format of the log that is there, or the one to create; one that another query makes is waited for."""
+    disk, deadline = PosixDisk(), time.monotonic() + BIRTH_SECONDS
+    while True:
+        there = disk.stat(options.path) is not None  # asked first: it may come while it is looked at
+        try:
+            return detect(options.path)
+        except OptionsError:
+            if not there:
+                return options.format
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
 
 
 def _check_staged(options: SinkOptions, staged: Sequence[Staged]) -> None:
