@@ -31,6 +31,8 @@ class LogReader(Protocol):
 
     format: str
     """The name of the format: xchannel, filechannel, messagelog."""
+    origin: int
+    """The position of the very first record of such a log: one whose ``first_position`` is behind it was shortened."""
     path: str
 
     @property

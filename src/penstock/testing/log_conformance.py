@@ -80,7 +80,7 @@ class LogConformance:
         assert (np.diff(positions) > 0).all()
         assert positions.dtype == np.int64
         with self.open_reader(path) as log:
-            assert log.first_position <= positions[0]
+            assert log.origin == log.first_position == positions[0]
             assert log.next_position > positions[-1]
             assert len(log.read(log.next_position)) == 0
         writer.close()

@@ -43,6 +43,7 @@ class FileChannelLog(ClosingHandle):
     """
 
     format = "filechannel"
+    origin = 0
     has_kinds = False
 
     def __init__(self, path: str | os.PathLike[str], disk: ReadDisk | None = None) -> None:

@@ -55,6 +55,7 @@ class MessageLogReader(ClosingHandle):
     """
 
     format = "messagelog"
+    origin = 1
     has_kinds = False
 
     def __init__(self, path: str | os.PathLike[str], disk: ReadDisk | None = None) -> None:

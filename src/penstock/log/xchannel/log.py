@@ -53,6 +53,7 @@ class XChannelLog(Handle):
     """
 
     format = "xchannel"
+    origin = FIRST_SLOT
 
     def __init__(self, path: str | os.PathLike[str], disk: ReadDisk | None = None) -> None:
         super().__init__()

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["FoldCheck", "audit", "audit_fold", "audit_logs", "beginnings"]
 
-BEGINNING: Final = {"xchannel": 80, "filechannel": 0, "messagelog": 1}
-"""The position of the very first record of a log: one that begins later was shortened."""
 COMPARED: Final = (("timestamp_ns", "bigint"), ("kind", "int"), ("key", "binary"), ("payload", "binary"))
 """What every record has and every table of records keeps, with Spark's types."""
 
@@ -77,7 +75,7 @@ def audit_fold(spark: SparkSession, log: str, store: str) -> FoldCheck:
     """
     log, store = local_path(log), local_path(store)
     with open_log(log) as reader:
-        first, whole = reader.first_position, reader.first_position == BEGINNING[reader.format]
+        first, whole = reader.first_position, reader.first_position == reader.origin
     older: set[bytes] = set()
     with open_store(store) as held:
         cursor, entries, digest = held.cursor().token.as_int(), held.count(), held.digest()
