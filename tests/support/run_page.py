@@ -96,8 +96,8 @@ asyncio.run(after())
 for started in spark.streams.active:
     started.awaitTermination(60)
 assert good.count() == 1007 and bad.count() == 0
-assert latest.count() == 14
-assert live.count() == 7 and summary["entries"] == 7
+assert latest.count() == 7
+assert live.count() == 7 and summary.entries == 7
 assert spark.read.format("penstock").load("data/copy").count() == 1007
 spark.stop()
 """,
