@@ -178,6 +178,21 @@ def test_queries_that_write_to_one_log_at_once_lose_and_repeat_nothing(tmp_path:
         assert mine == [b"%s.%d.%d" % (app.encode(), batch, n) for batch in range(5) for n in range(50)]
 
 
+def test_a_log_that_another_query_makes_while_it_is_looked_for_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = SinkOptions(path=str(tmp_path / "out"), app="test")
+
+    def too_early(path: str) -> str:
+        Writer.open(path).close()
+        monkeypatch.undo()
+        raise OptionsError(f"{path}: not a log yet")
+
+    monkeypatch.setattr("penstock.spark.logsink.detect", too_early)
+    append_staged(options, 0, [stage(options, batches(0, 3))])
+    assert own(options) == numbers(3)
+
+
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_log_that_was_made_again_takes_its_batches_again(tmp_path: Path, format: str) -> None:
     options = SinkOptions(path=str(tmp_path / "out"), app="test", format=format)
