@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 import importlib.util
 import sys
-import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from nats_use import new_store
 
 from penstock.batch import UpdateBatch
 from penstock.errors import NotConnected, ReplacedError
@@ -21,7 +21,7 @@ from penstock.kv.nats import NatsKvStore
 from penstock.kv.nats_watch import NatsWatch
 from penstock.testing.nats import NatsServer
 
-_spec = importlib.util.spec_from_file_location("fold_fakes", Path(__file__).parents[1] / "unit" / "fold" / "fakes.py")
+_spec = importlib.util.spec_from_file_location("fold_fakes", Path(__file__).parents[2] / "unit" / "fold" / "fakes.py")
 assert _spec is not None
 assert _spec.loader is not None
 fakes: Any = importlib.util.module_from_spec(_spec)
@@ -33,21 +33,9 @@ ALL = WatchScope.all()
 QUICK = BatchConfig(window_seconds=0.005)
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
-    with NatsServer(str(tmp_path_factory.mktemp("nats"))) as running:
-        yield running
-
-
-@pytest.fixture
-async def connection(server: NatsServer) -> AsyncIterator[NatsConnection]:
-    async with NatsConnection(NatsOptions(url=server.url)) as connected:
-        yield connected
-
-
 @pytest.fixture
 async def bucket(connection: NatsConnection) -> NatsKvStore:
-    return await connection.store_with_config(StoreConfig(name=f"t{uuid.uuid4().hex}", history=5))
+    return await new_store(connection, history=5)
 
 
 class Folding:
