@@ -10,9 +10,17 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from penstock.batch import Batch, Spans, UpdateBatch
+    from penstock.channels import ChannelManager
     from penstock.errors import PenstockError
-    from penstock.log.detect import open_log
+    from penstock.fold.applied import watch_applied
+    from penstock.fold.follow import follow
+    from penstock.kv import EmbeddedConnection, NatsConnection, StoreConfig, embedded_connect, nats_connect
+    from penstock.log.detect import open_log, open_writer
+    from penstock.log.filechannel import FileChannel
+    from penstock.log.find import find_logs
+    from penstock.log.messagelog import MessageLog
     from penstock.log.xchannel import Reader, Writer
+    from penstock.store import AppendLogStore, LmdbStore, RocksStore, open_store
     from penstock.types import KvEntry, KvUpdate, Op, Problem, Record, VersionToken, WatchCursor
 
 __version__ = "0.1.0"
@@ -20,7 +28,23 @@ __version__ = "0.1.0"
 __all__ = [
     "Writer",
     "Reader",
+    "FileChannel",
+    "MessageLog",
     "open_log",
+    "open_writer",
+    "find_logs",
+    "AppendLogStore",
+    "RocksStore",
+    "LmdbStore",
+    "open_store",
+    "EmbeddedConnection",
+    "embedded_connect",
+    "NatsConnection",
+    "nats_connect",
+    "StoreConfig",
+    "watch_applied",
+    "follow",
+    "ChannelManager",
     "Batch",
     "UpdateBatch",
     "Spans",
@@ -41,6 +65,22 @@ _HOMES = {
     "Writer": "penstock.log.xchannel",
     "Reader": "penstock.log.xchannel",
     "open_log": "penstock.log.detect",
+    "FileChannel": "penstock.log.filechannel",
+    "MessageLog": "penstock.log.messagelog",
+    "open_writer": "penstock.log.detect",
+    "find_logs": "penstock.log.find",
+    "AppendLogStore": "penstock.store",
+    "RocksStore": "penstock.store",
+    "LmdbStore": "penstock.store",
+    "open_store": "penstock.store",
+    "EmbeddedConnection": "penstock.kv",
+    "NatsConnection": "penstock.kv",
+    "StoreConfig": "penstock.kv",
+    "embedded_connect": "penstock.kv",
+    "nats_connect": "penstock.kv",
+    "watch_applied": "penstock.fold.applied",
+    "follow": "penstock.fold.follow",
+    "ChannelManager": "penstock.channels",
     "Batch": "penstock.batch",
     "UpdateBatch": "penstock.batch",
     "Spans": "penstock.batch",

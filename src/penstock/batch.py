@@ -116,6 +116,7 @@ class Batch(Sequence[Record]):
         positions: Sequence[int] | None = None,
         timestamps: Sequence[int] | None = None,
         kinds: Sequence[int] | None = None,
+        next_position: int | None = None,
     ) -> Batch:
         """Return a batch made of bytes objects, for tests and for callers that have only those."""
         chunks = list(payloads)
@@ -127,6 +128,7 @@ class Batch(Sequence[Record]):
             Spans(offsets, lengths),
             timestamps=None if timestamps is None else np.asarray(timestamps, np.uint64),
             kinds=None if kinds is None else np.asarray(kinds, np.uint16),
+            next_position=next_position,
         )
 
     def __len__(self) -> int:

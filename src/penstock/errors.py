@@ -2,13 +2,15 @@
 
     PenstockError
     ├── OptionsError (ValueError)      fix the argument or the configuration
+    │   └── NotFoundError (FileNotFoundError)   there is nothing at that path
     ├── UnsupportedError               a format, version or feature this release does not read, by name
     ├── CorruptionError                stop: the bytes on disk are not what was written
     ├── ProtocolError                  drop the peer: it broke the wire format
     ├── Refused                        the rules of a channel say no: ask for something else
     ├── ConflictError                  someone was first: read again and decide
     │   ├── AlreadyExists
-    │   └── RevisionMismatch
+    │   ├── RevisionMismatch
+    │   └── LeaseLost
     ├── ExpiredError                   the position or cursor is gone: resync from what it names
     ├── ReplacedError                  the log or stream was recreated: start over
     ├── LockedError                    another process owns it
@@ -25,9 +27,12 @@ constructor goes to Exception as it is.
 
 from __future__ import annotations
 
+import re
+
 __all__ = [
     "PenstockError",
     "OptionsError",
+    "NotFoundError",
     "UnsupportedError",
     "CorruptionError",
     "ProtocolError",
@@ -35,6 +40,7 @@ __all__ = [
     "ConflictError",
     "AlreadyExists",
     "RevisionMismatch",
+    "LeaseLost",
     "ExpiredError",
     "ReplacedError",
     "LockedError",
@@ -47,12 +53,38 @@ __all__ = [
 ]
 
 
+_SECRETS = re.compile(r"\b((?!abfss?://)[A-Za-z][A-Za-z0-9+.-]*://)[^/@\s]+@|(://)[^/@\s:]+:[^/@\s]+@")
+"""Who an address says it is; what is in front of the @ of abfss:// is the name of a container."""
+
+
+def without_secrets(text: str) -> str:
+    """Return a text without the users, passwords and tokens of the addresses in it.
+
+    >>> without_secrets("nats://me:secret@localhost:4222: away"), without_secrets("data/ticks")
+    ('nats://localhost:4222: away', 'data/ticks')
+    """
+    return _SECRETS.sub(lambda found: found[1] or found[2], text) if "@" in text else text
+
+
 class PenstockError(Exception):
-    """The root of everything penstock raises.
+    """The root of everything penstock raises.  What it prints has no password of an address in it.
 
     >>> issubclass(CorruptionError, PenstockError)
     True
+    >>> str(OptionsError("s3://key:secret@bucket/x: there is nothing here"))
+    's3://bucket/x: there is nothing here'
     """
+
+    def __init_subclass__(cls) -> None:
+        own = cls.__dict__.get("__str__")
+        if own is not None:
+            cls.__str__ = lambda self: without_secrets(own(self))  # type: ignore[method-assign]
+
+    def __str__(self) -> str:
+        return without_secrets(super().__str__())
+
+    def __repr__(self) -> str:
+        return without_secrets(super().__repr__())
 
 
 class OptionsError(PenstockError, ValueError):
@@ -60,6 +92,14 @@ class OptionsError(PenstockError, ValueError):
 
     >>> str(OptionsError("region_bytes=5: must be a multiple of the page size"))
     'region_bytes=5: must be a multiple of the page size'
+    """
+
+
+class NotFoundError(OptionsError, FileNotFoundError):
+    """There is nothing at that path: mend the path, or wait for who makes it.
+
+    >>> issubclass(NotFoundError, FileNotFoundError), str(NotFoundError("jobs: there is no channel here"))
+    (True, 'jobs: there is no channel here')
     """
 
 
@@ -140,6 +180,15 @@ class RevisionMismatch(ConflictError):
     >>> raise RevisionMismatch("devices/7")
     Traceback (most recent call last):
     penstock.errors.RevisionMismatch: devices/7
+    """
+
+
+class LeaseLost(ConflictError):
+    """A message is no longer this worker's: its lease ended and it was given back, or to another worker.
+
+    >>> raise LeaseLost("jobs: the message at position 24 was given to another worker of group 'resizers'")
+    Traceback (most recent call last):
+    penstock.errors.LeaseLost: jobs: the message at position 24 was given to another worker of group 'resizers'
     """
 
 

@@ -17,7 +17,7 @@ from penstock.errors import OptionsError
 
 __all__ = ["Registry", "Metric", "Sample", "REGISTRY"]
 
-Kind = Literal["counter", "gauge", "histogram"]
+MetricKind = Literal["counter", "gauge", "histogram"]
 
 SECONDS_BUCKETS = (1e-5, 1e-4, 5e-4, 1e-3, 5e-3, 1e-2, 5e-2, 0.1, 0.5, 1.0, 5.0)
 
@@ -34,7 +34,7 @@ class Sample(msgspec.Struct, frozen=True):
     """
 
     name: str
-    kind: Kind
+    kind: MetricKind
     help: str
     labels: Mapping[str, str]
     value: float
@@ -51,7 +51,9 @@ class Metric:
     2.0
     """
 
-    def __init__(self, name: str, kind: Kind, help: str, labels: tuple[str, ...], bounds: tuple[float, ...]) -> None:
+    def __init__(
+        self, name: str, kind: MetricKind, help: str, labels: tuple[str, ...], bounds: tuple[float, ...]
+    ) -> None:
         self.name, self.kind, self.help, self.labels, self.bounds = name, kind, help, labels, bounds
         self._values: dict[tuple[str, ...], float] = {}
         self._buckets: dict[tuple[str, ...], list[int]] = {}
@@ -68,6 +70,17 @@ class Metric:
         key = self._key(labels)
         with self._lock:
             self._values[key] = float(value)
+
+    def replace(self, values: Mapping[tuple[str, ...], float]) -> None:
+        """Put a gauge to these values by their labels, and forget all others.
+
+        >>> waiting = Registry().gauge("waiting", "messages that wait", labels=("client",))
+        >>> waiting.set(3, client="a"); waiting.replace({("b",): 4})
+        >>> [(sample.labels["client"], sample.value) for sample in waiting.samples()]
+        [('b', 4.0)]
+        """
+        with self._lock:
+            self._values = {key: float(value) for key, value in values.items()}
 
     def observe(self, value: float, **labels: str) -> None:
         """Count one observation in a histogram."""
@@ -144,7 +157,9 @@ class Registry:
         for metric in metrics:
             yield from metric.samples()
 
-    def _get(self, name: str, kind: Kind, help: str, labels: tuple[str, ...], bounds: tuple[float, ...]) -> Metric:
+    def _get(
+        self, name: str, kind: MetricKind, help: str, labels: tuple[str, ...], bounds: tuple[float, ...]
+    ) -> Metric:
         with self._lock:
             metric = self._metrics.get(name)
             if metric is None:

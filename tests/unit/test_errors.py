@@ -61,7 +61,26 @@ def test_there_is_one_tree_and_it_fits_the_built_in_ones() -> None:
         "RetryError", "Backpressure", "NotConnected", "Timeout",
     }  # fmt: skip
     assert {kind.__name__ for kind in ALL if issubclass(kind, ConflictError)} == {
-        "ConflictError", "AlreadyExists", "RevisionMismatch",
+        "ConflictError", "AlreadyExists", "RevisionMismatch", "LeaseLost",
     }  # fmt: skip
     defined = {name for name, kind in vars(errors).items() if isinstance(kind, type)}
     assert defined == set(errors.__all__)
+
+
+@pytest.mark.parametrize("url", ["nats://me:s3cret@host/b", "tls://s3cret@host", "s3://key:s3cret@bucket/x"])
+def test_no_error_shows_the_credentials_of_an_address(url: str) -> None:
+    for error in (
+        errors.OptionsError(f"{url}: only local paths are read"),
+        errors.NotFoundError(f"{url}: nothing is here"),
+        errors.CorruptionError(url, 0, "damaged"),
+        errors.ReplacedError(url, "made again"),
+        errors.ExpiredError(url, 1, 2),
+        errors.NotConnected(f"{url}: away"),
+    ):
+        for shown in (str(error), repr(error), f"{error}", str(pickle.loads(pickle.dumps(error)))):
+            assert "s3cret" not in shown
+            assert "@" not in shown
+
+
+def test_the_container_of_an_address_is_no_secret() -> None:
+    assert "raw@account" in str(errors.OptionsError("abfss://raw@account.dfs.core.windows.net/x: no"))

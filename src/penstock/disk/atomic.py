@@ -67,7 +67,7 @@ def save_many_atomically(disk: Disk, saves: Sequence[Replacement]) -> list[OSErr
     ['a']
     """
     if len(saves) > 1 and isinstance(disk, PosixDisk) and kernel.native:
-        return _save_side_by_side(saves)
+        return _save_side_by_side(saves, disk.file_mode)
     errors: list[OSError | None] = [None] * len(saves)
     files: dict[int, File] = {}  # those that are not renamed yet
 
@@ -111,7 +111,7 @@ def save_many_atomically(disk: Disk, saves: Sequence[Replacement]) -> list[OSErr
     return errors
 
 
-def _save_side_by_side(saves: Sequence[Replacement]) -> list[OSError | None]:
+def _save_side_by_side(saves: Sequence[Replacement], mode: int) -> list[OSError | None]:
     name = os.fsencode
     given = [
         (name(save.path), name(save.temporary), name(save.spare), name(folder_of(save.path)), save.data, save.reuse)
@@ -119,7 +119,7 @@ def _save_side_by_side(saves: Sequence[Replacement]) -> list[OSError | None]:
     ]
     return [
         OSError(failed, os.strerror(failed), save.path) if failed else None
-        for save, failed in zip(saves, kernel.saves.save_many(given), strict=True)
+        for save, failed in zip(saves, kernel.saves.save_many(given, mode), strict=True)
     ]
 
 

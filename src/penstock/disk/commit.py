@@ -4,6 +4,10 @@ One thread per process does the syncs; callers get a future.  While a sync runs,
 everyone who comes meanwhile gather behind it and are served together by the next one.  When several
 logs want a sync at once, helpers of the same pool run them side by side, because a device takes many
 flushes at a time.
+
+Threads are a help and no condition.  Where none can be started (a limit of processes, little memory), whoever asks for
+a sync does it itself, and so does the next write whose interval has passed.  A background sync that failed is tried
+again after the interval, and ``check`` tells the next caller, before it writes.
 """
 
 from __future__ import annotations
@@ -14,10 +18,14 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import Final
 
-from penstock.errors import ClosedError
+from penstock.errors import ClosedError, ReadOnlyError
 
 __all__ = ["GroupCommit", "Committer"]
+
+RETRY_SECONDS: Final = 0.1
+"""How long a background sync that failed waits at least before it is tried again."""
 
 
 class Committer:
@@ -42,9 +50,10 @@ class Committer:
         """The last failure of a sync, until one succeeds."""
 
     def request(self) -> Future[int]:
-        """Ask for a sync of everything written before this call."""
+        """Ask for a sync of everything written before this call; where no thread can serve it, it is done at once."""
         future: Future[int] = Future()
-        self._group.enqueue(self, future)
+        if not self._group.enqueue(self, future):
+            self._group.serve(self)
         return future
 
     def wait(self) -> int:
@@ -58,9 +67,29 @@ class Committer:
         return self.request().result()
 
     def touch(self) -> None:
-        """Say that something was written: it is synced within the interval."""
-        if self._due is None and self.interval is not None:
-            self._group.schedule(self, self.interval)
+        """Say that something was written: it is synced within the interval.  It never fails: ``check`` tells."""
+        if self._due is None:
+            if self.interval is not None:
+                self._group.schedule(self, self.interval)
+        elif not self._group.threads:
+            self._group.revive(self)
+
+    def check(self) -> None:
+        """Raise what the last sync failed with, unless one succeeds now; called before something is written.
+
+        >>> outcomes = [OSError(28, "No space left on device"), None]
+        >>> def sync() -> int:
+        ...     if (outcome := outcomes.pop(0)) is not None:
+        ...         raise outcome
+        ...     return 7
+        >>> committer = GroupCommit().committer(sync)
+        >>> committer.request().exception()
+        OSError(28, 'No space left on device')
+        >>> committer.check()    # there is room again
+        >>> committer.close()
+        """
+        if self.error is not None:
+            self.wait()
 
     def close(self) -> None:
         """Wait for a sync that is under way and take part no longer."""
@@ -89,14 +118,14 @@ class GroupCommit:
         self._idle = threading.Condition(self._mutex)
         self._ready: deque[Committer] = deque()
         self._timed: list[Committer] = []
-        self._threads = self._sleeping = 0
+        self.threads = self._sleeping = 0
 
     def committer(self, sync: Callable[[], int], *, interval: float | None = None) -> Committer:
         """Return a committer for one log."""
         return Committer(self, sync, interval)
 
-    def enqueue(self, committer: Committer, future: Future[int]) -> None:
-        """Queue a request; used by Committer."""
+    def enqueue(self, committer: Committer, future: Future[int]) -> bool:
+        """Queue a request; False where nobody but the caller can serve it; used by Committer."""
         with self._mutex:
             if committer._closed:
                 raise ClosedError("the log this commit belongs to is closed")
@@ -104,6 +133,35 @@ class GroupCommit:
             if not committer._running and committer not in self._ready:
                 self._ready.append(committer)
             self._wake()
+            return bool(self.threads)
+
+    def serve(self, committer: Committer) -> None:
+        """Do on the caller's thread what a thread of the group would do, if there is none; used by Committer."""
+        while True:
+            with self._mutex:
+                if committer not in self._ready or self.threads:
+                    return  # whoever syncs it now takes the requests next, or a thread has come
+                self._ready.remove(committer)
+                futures, committer._waiting = committer._waiting, []
+                committer._running = True
+            try:
+                self._sync(committer, futures)
+            finally:
+                with self._mutex:
+                    self._done(committer)
+
+    def revive(self, committer: Committer) -> None:
+        """Have a thread for what is scheduled, or sync here once the interval has passed; used by Committer."""
+        with self._mutex:
+            self._wake()
+            due = committer._due
+            if self.threads or committer._running or due is None or due > time.monotonic():
+                return
+            self._timed.remove(committer)
+            committer._due = None
+            if committer not in self._ready:
+                self._ready.append(committer)
+        self.serve(committer)
 
     def begin(self, committer: Committer) -> bool:
         """Whether the caller may sync itself, because nobody does; used by Committer."""
@@ -130,6 +188,8 @@ class GroupCommit:
                 self._done(committer)
                 if committer._due is not None:  # its interval may have ended meanwhile
                     self._wake()
+            if committer._waiting and not self.threads:
+                self.serve(committer)
 
     def schedule(self, committer: Committer, delay: float) -> None:
         """Have a committer synced after a delay; used by Committer."""
@@ -147,26 +207,40 @@ class GroupCommit:
             committer._due = None
             if committer in self._timed:
                 self._timed.remove(committer)
-            while committer._running or committer._waiting:
-                self._idle.wait()
+        while True:
+            with self._mutex:
+                while committer._running or (committer._waiting and self.threads):
+                    self._idle.wait()
+                if not committer._waiting:
+                    return
+            self.serve(committer)  # nobody else will
 
     def _wake(self) -> None:
         if self._sleeping:
             self._work.notify()
-        elif self._threads < self._limit:
-            self._threads += 1
-            name = f"penstock-commit-{self._threads}"
-            threading.Thread(target=self._run, name=name, daemon=True).start()
+        elif self.threads < self._limit:
+            name = f"penstock-commit-{self.threads + 1}"
+            try:
+                threading.Thread(target=self._run, name=name, daemon=True).start()
+            except (RuntimeError, MemoryError, OSError):
+                return  # those that are there do it, or whoever asks
+            self.threads += 1  # it waits for the mutex meanwhile
 
     def _run(self) -> None:
-        while True:
+        try:
+            while True:
+                with self._mutex:
+                    committer = self._take()
+                    futures, committer._waiting = committer._waiting, []
+                    committer._running = True
+                try:
+                    self._sync(committer, futures)
+                finally:
+                    with self._mutex:
+                        self._done(committer)
+        finally:
             with self._mutex:
-                committer = self._take()
-                futures, committer._waiting = committer._waiting, []
-                committer._running = True
-            self._sync(committer, futures)
-            with self._mutex:
-                self._done(committer)
+                self.threads -= 1  # ended by what no sync raises: whoever asks next starts another
 
     def _done(self, committer: Committer) -> None:
         """End a sync: those who came meanwhile get the next one."""
@@ -192,17 +266,21 @@ class GroupCommit:
                 return self._ready.popleft()
             nearest = min((c._due for c in waiting if c._due is not None), default=None)
             self._sleeping += 1
-            self._work.wait(None if nearest is None else max(0.0, nearest - now))
-            self._sleeping -= 1
+            try:
+                self._work.wait(None if nearest is None else max(0.0, nearest - now))
+            finally:
+                self._sleeping -= 1
 
-    @staticmethod
-    def _sync(committer: Committer, futures: list[Future[int]]) -> None:
+    def _sync(self, committer: Committer, futures: list[Future[int]]) -> None:
         try:
             position = committer._sync()
         except BaseException as exc:  # noqa: BLE001 - it belongs to whoever waits
             committer.error = exc
             for future in futures:
                 future.set_exception(exc)
+            if not futures and committer.interval is not None and not isinstance(exc, ReadOnlyError):
+                # Nobody heard of it, and it is not said to be final: try again by ourselves.
+                self.schedule(committer, max(committer.interval, RETRY_SECONDS))
         else:
             committer.error = None
             for future in futures:

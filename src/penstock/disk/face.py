@@ -1,6 +1,6 @@
 """What a disk is: two small protocols, one to read and one to write.
 
-Whatever can list, stat and open for reading can hold logs for readers (a folder, memory, later an object
+Whatever can list, stat and open for reading can hold logs for readers (a folder, memory, an object
 store); writers need the rest.  Paths are strings with ``/``; a folder is named without a trailing slash.
 Errors are OSError as the operating system words them, the path included.
 """
@@ -49,7 +49,10 @@ class ReadFile(Protocol):
         """Fill ``target`` from ``offset``; return how much there was."""
 
     def map(self, offset: int, length: int, *, writable: bool = False) -> Mapping:
-        """Return those bytes as memory; it stays valid after the file is closed or unlinked."""
+        """Return those bytes as memory; it stays valid after the file is closed or unlinked.
+
+        A disk need not be able to: io.UnsupportedOperation.  Who only reads asks ``disk.view_of``, which then reads.
+        """
 
     def close(self) -> None:
         """Let go of the file.  Mappings stay."""
@@ -143,11 +146,17 @@ class Disk(ReadDisk, Protocol):
     def sync_folder(self, path: str) -> None:
         """Return when the names in a folder survive a power cut."""
 
-    def lock(self, path: str) -> Lock:
-        """Take the lock file at ``path``, created if need be; LockedError if someone has it."""
+    def lock(self, path: str, of: str | None = None) -> Lock:
+        """Take the lock file at ``path``, created if need be; LockedError if someone has it.
 
-    def latch(self, path: str) -> Latch:
+        ``of`` is the file or folder that it protects, if that is there: it is taken too, as ``own`` does.
+        """
+
+    def latch(self, path: str, of: str | None = None) -> Latch:
         """Return the same lock for who takes it often; nobody has it yet."""
+
+    def own(self, path: str) -> Lock:
+        """Take a file or folder itself, whatever name it is reached by; LockedError if someone has it."""
 
     def boot_id(self) -> bytes:
         """Return 16 bytes that change with every start of the machine."""

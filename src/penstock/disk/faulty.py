@@ -252,14 +252,19 @@ class FaultyDisk:
             self._names[_norm(path)] = self._scan(_norm(path))
             self._changes.pop(_norm(path), None)
 
-    def lock(self, path: str) -> Lock:
-        """Take the lock file at ``path``."""
+    def lock(self, path: str, of: str | None = None) -> Lock:
+        """Take the lock file at ``path``, and what it protects."""
         with self.calling("lock", path), self._changing(path):
-            return self._inner.lock(path)
+            return self._inner.lock(path, of)
 
-    def latch(self, path: str) -> Latch:
+    def latch(self, path: str, of: str | None = None) -> Latch:
         """Return the same lock for who takes it often; each time counts as a call of ``lock``."""
-        return Relock(self, path)
+        return Relock(self, path, of)
+
+    def own(self, path: str) -> Lock:
+        """Take a file or folder itself."""
+        with self.calling("own", path):
+            return self._inner.own(path)
 
     def boot_id(self) -> bytes:
         """Return an id that changes with every power cut."""

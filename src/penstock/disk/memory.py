@@ -10,12 +10,15 @@ import errno
 import os
 import tempfile
 import threading
+from collections.abc import Sequence
 
 from penstock.disk.face import Disk, Lock, Stat
 from penstock.disk.posix import PosixFile, boot_id, folder_of, stat_of
 from penstock.errors import LockedError
 
 __all__ = ["MemoryDisk", "Relock"]
+
+Key = str | tuple[int, int]
 
 
 def anonymous_file() -> int:
@@ -27,27 +30,27 @@ def anonymous_file() -> int:
 
 
 class MemoryLock:
-    """A name in the disk's set of locks."""
+    """Files and folders in the disk's set of locks, by what tells them from others."""
 
-    def __init__(self, disk: MemoryDisk, path: str) -> None:
-        self._disk, self._path = disk, path
+    def __init__(self, disk: MemoryDisk, keys: list[Key]) -> None:
+        self._disk, self.keys = disk, keys
 
     def release(self) -> None:
         """Let someone else have it."""
-        self._disk.unlock(self._path, self)
+        self._disk.unlock(self)
 
 
 class Relock:
     """A latch on any disk: its lock, taken anew each time."""
 
-    def __init__(self, disk: Disk, path: str) -> None:
-        self._disk, self._path = disk, path
+    def __init__(self, disk: Disk, path: str, of: str | None = None) -> None:
+        self._disk, self._path, self._of = disk, path, of
         self._held: Lock | None = None
 
     def take(self) -> bool:
         """Take the lock; False if someone has it."""
         try:
-            self._held = self._disk.lock(self._path)
+            self._held = self._disk.lock(self._path, self._of)
         except LockedError:
             return False
         return True
@@ -73,7 +76,7 @@ class MemoryDisk:
     def __init__(self) -> None:
         self._files: dict[str, PosixFile] = {}
         self._folders = {"."}
-        self._locks: dict[str, MemoryLock] = {}
+        self._locks: dict[Key, MemoryLock] = {}
         self._mutex = threading.RLock()
 
     def list(self, folder: str) -> list[str]:
@@ -155,25 +158,46 @@ class MemoryDisk:
         """Memory has nothing to sync."""
         self.list(path)
 
-    def lock(self, path: str) -> MemoryLock:
-        """Take the lock file at ``path``."""
+    def lock(self, path: str, of: str | None = None) -> MemoryLock:
+        """Take the lock file at ``path``, and what it protects."""
         with self._mutex:
-            if _norm(path) in self._locks:
-                raise LockedError(f"{path}: another handle holds this lock")
-            if _norm(path) not in self._files:
+            if self._key(path) is None:
                 self.create(path).close()
-            lock = self._locks[_norm(path)] = MemoryLock(self, path)
-            return lock
+            return self._take([path] if of is None else [path, of])
 
-    def latch(self, path: str) -> Relock:
+    def latch(self, path: str, of: str | None = None) -> Relock:
         """Return the same lock for who takes it often."""
-        return Relock(self, path)
+        return Relock(self, path, of)
 
-    def unlock(self, path: str, lock: MemoryLock) -> None:
+    def own(self, path: str) -> MemoryLock:
+        """Take a file or folder itself."""
+        with self._mutex:
+            if self._key(path) is None:
+                raise _error(errno.ENOENT, path)
+            return self._take([path])
+
+    def unlock(self, lock: MemoryLock) -> None:
         """Release a lock that is still held."""
         with self._mutex:
-            if self._locks.get(_norm(path)) is lock:
-                del self._locks[_norm(path)]
+            for key in lock.keys:
+                if self._locks.get(key) is lock:
+                    del self._locks[key]
+
+    def _take(self, paths: Sequence[str]) -> MemoryLock:
+        keys = [key for path in paths if (key := self._key(path)) is not None]
+        for path, key in zip(paths, keys, strict=False):
+            if key in self._locks:
+                raise LockedError(f"{path}: another handle holds this lock")
+        lock = MemoryLock(self, keys)
+        self._locks.update(dict.fromkeys(keys, lock))
+        return lock
+
+    def _key(self, path: str) -> Key | None:
+        """Return what tells a file or folder from others, None when there is none."""
+        if _norm(path) in self._folders:
+            return _norm(path)
+        file = self._files.get(_norm(path))
+        return None if file is None else stat_of(os.fstat(file.fd)).identity
 
     def boot_id(self) -> bytes:
         """Return the boot id of the machine: this disk does not outlive it."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
 
 import pytest
 
 from penstock.disk import GroupCommit
-from penstock.errors import ClosedError
+from penstock.errors import ClosedError, ReadOnlyError
 
 
 def test_requests_during_a_sync_share_the_next_one() -> None:
@@ -161,4 +163,128 @@ def test_a_failure_on_the_callers_thread_is_the_callers() -> None:
     with pytest.raises(OSError, match="Input/output"):
         committer.wait()
     assert committer.error is not None
+    committer.close()
+
+
+class Shortage:
+    """Lets no thread start while it is on; stands in the place of Thread.start."""
+
+    def __init__(self) -> None:
+        self.on, self._start = True, threading.Thread.start
+
+    def __get__(self, thread: threading.Thread, kind: type) -> Callable[[], None]:
+        if self.on:
+            raise RuntimeError("can't start new thread")
+        return lambda: self._start(thread)
+
+
+@pytest.fixture
+def shortage(monkeypatch: pytest.MonkeyPatch) -> Shortage:
+    found = Shortage()
+    monkeypatch.setattr(threading.Thread, "start", found)
+    return found
+
+
+def test_without_threads_whoever_asks_syncs(shortage: Shortage) -> None:
+    committer = GroupCommit().committer(threading.get_ident)
+    assert committer.request().result(0) == threading.get_ident()
+    assert committer.wait() == threading.get_ident()
+    committer.close()
+
+
+def test_without_threads_the_next_write_after_the_interval_syncs(shortage: Shortage) -> None:
+    synced: list[int] = []
+    committer = GroupCommit().committer(lambda: synced.append(threading.get_ident()) or 0, interval=0.001)
+    deadline = time.monotonic() + 60
+    while not synced and time.monotonic() < deadline:
+        committer.touch()
+    assert synced == [threading.get_ident()]
+    committer.close()
+
+
+def test_a_committer_recovers_when_threads_can_be_had_again(shortage: Shortage) -> None:
+    synced = threading.Event()
+    committer = GroupCommit().committer(lambda: int(synced.set() is None), interval=0.001)
+    committer.touch()
+    assert not synced.is_set()
+    shortage.on = False
+    deadline = time.monotonic() + 60
+    while not synced.wait(0.01) and time.monotonic() < deadline:
+        committer.touch()
+    assert synced.is_set()
+    assert committer.request().result(60) == 1
+    committer.close()
+
+
+def test_close_ends_without_threads_and_answers_who_waits(shortage: Shortage) -> None:
+    group = GroupCommit()
+    committer = group.committer(lambda: 5, interval=60.0)
+    committer.touch()
+    future: Future[int] = Future()
+    assert group.enqueue(committer, future) is False  # its caller has not come to serve it yet
+    committer.close()
+    assert future.result(0) == 5
+
+
+def test_who_waits_behind_a_lone_sync_is_served_without_threads(shortage: Shortage) -> None:
+    entered, release = threading.Event(), threading.Event()
+
+    def sync() -> int:
+        entered.set()
+        release.wait(60)
+        return 1
+
+    committer = GroupCommit().committer(sync)
+    shortage.on = False
+    waiting = threading.Thread(target=committer.wait)
+    waiting.start()
+    assert entered.wait(60)
+    shortage.on = True
+    future = committer.request()
+    assert not future.done()
+    release.set()
+    waiting.join(60)
+    assert future.result(60) == 1
+    committer.close()
+
+
+def test_a_background_sync_that_failed_is_tried_again_and_told_before_the_next_write() -> None:
+    failing, tries = True, threading.Semaphore(0)
+
+    def sync() -> int:
+        tries.release()
+        if failing:
+            raise OSError(28, "No space left on device")
+        return 1
+
+    committer = GroupCommit().committer(sync, interval=0.001)
+    committer.touch()
+    assert tries.acquire(timeout=60)
+    assert tries.acquire(timeout=60), "it was not tried again"
+    with pytest.raises(OSError, match="No space"):
+        committer.check()
+    failing = False
+    committer.check()
+    assert committer.error is None
+    committer.close()
+
+
+def test_a_failure_that_is_final_is_not_tried_again() -> None:
+    tries: list[int] = []
+    told = threading.Event()
+
+    def sync() -> int:
+        tries.append(1)
+        told.set()
+        raise ReadOnlyError("an earlier sync failed")
+
+    committer = GroupCommit().committer(sync, interval=0.001)
+    committer.touch()
+    assert told.wait(60)
+    deadline = time.monotonic() + 60
+    while committer.error is None and time.monotonic() < deadline:
+        time.sleep(0.001)
+    with pytest.raises(ReadOnlyError):
+        committer.check()
+    assert len(tries) == 2
     committer.close()

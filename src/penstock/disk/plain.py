@@ -1,0 +1,163 @@
+"""Files and folders taken for what they are, for those who reach them by a plain path: settings, keys, staged files.
+
+What is read may be reached through a link that a user gave, is a regular file, and is no longer than it may be.  What
+is made belongs to its owner alone.  What is cleared is a folder and no link to one, held by its descriptor meanwhile.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat as stat_bits
+from collections.abc import Callable, Collection
+from typing import BinaryIO, Final
+
+from penstock.disk.face import Disk, ReadDisk
+from penstock.disk.posix import PosixDisk
+from penstock.errors import OptionsError
+
+__all__ = ["boot_id_of", "check_name", "clear_folder", "create_private", "make_folders", "read_small", "refuse_link"]
+
+SMALL: Final = 8 << 20
+"""No file of settings, keys or passwords is as long as that."""
+LINK: Final = "a symbolic link, which is not followed here"
+
+
+def read_small(path: str, most: int = SMALL) -> bytes:
+    """Return the bytes of a small file; OSError for a pipe or a device, OptionsError for one that is too long.
+
+    >>> read_small("/dev/zero")
+    Traceback (most recent call last):
+    OSError: [Errno 22] not a file: '/dev/zero'
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except ValueError:
+        raise OptionsError(f"{path!r}: no path has a zero byte in it") from None
+    with os.fdopen(fd, "rb") as file:
+        mode = os.fstat(fd).st_mode
+        if stat_bits.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        if not stat_bits.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "not a file", path)
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise OptionsError(f"{path}: it is longer than {most} bytes, which such a file never is")
+    return data
+
+
+def create_private(path: str) -> BinaryIO:
+    """Make a file that must not exist, and that nobody else may read.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder, create_private(folder + "/new") as file:
+    ...     oct(os.fstat(file.fileno()).st_mode & 0o777)
+    '0o600'
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags, 0o600), "w+b")
+
+
+def make_folders(path: str) -> None:
+    """Make a folder, and those above it that are missing, for their owner alone; fine if it is there.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     make_folders(folder + "/a/b")
+    ...     [oct(os.stat(folder + name).st_mode & 0o777) for name in ("/a", "/a/b")]
+    ['0o700', '0o700']
+    """
+    missing = []
+    while path and not os.path.isdir(path):
+        missing.append(path)
+        above = os.path.dirname(path.rstrip("/"))
+        if above == path:
+            break
+        path = above
+    for name in reversed(missing):
+        PosixDisk().make_folder(name)
+
+
+def boot_id_of(disk: ReadDisk) -> bytes | None:
+    """Return 16 bytes that change with every start of the machine; None on a disk for reading only, which has none.
+
+    >>> boot_id_of(PosixDisk()) == PosixDisk().boot_id()
+    True
+    """
+    boot_id: Callable[[], bytes] | None = getattr(disk, "boot_id", None)
+    return None if boot_id is None else boot_id()
+
+
+def check_name(root: str, name: str) -> str:
+    """Return the path of something directly in a folder; OptionsError for a name that leads anywhere else.
+
+    >>> check_name("data", "ab12"), check_name("data", "../../outside")
+    Traceback (most recent call last):
+    penstock.errors.OptionsError: data: '../../outside' is no name of something in this folder
+    """
+    if name in ("", ".", "..") or "/" in name or "\0" in name:
+        raise OptionsError(f"{root}: {name!r} is no name of something in this folder")
+    return f"{root}/{name}"
+
+
+def refuse_link(disk: ReadDisk, path: str) -> None:
+    """Raise OSError for a name that is a symbolic link; fine if nothing is there.
+
+    >>> refuse_link(PosixDisk(), "/nowhere/at/all")
+    """
+    is_link: Callable[[str], bool] | None = getattr(disk, "is_link", None)
+    if is_link is not None and is_link(path):
+        raise OSError(errno.ELOOP, LINK, path)
+
+
+def clear_folder(
+    disk: Disk, path: str, *, keep: Collection[str] = (), last: Collection[str] = (), remove: bool = True
+) -> None:
+    """Remove the files of a folder, those in ``last`` last, and the folder; fine if it is gone.
+
+    Folders in it stay, and then so does it.  A link in the place of the folder is an error, and leads nowhere.
+    """
+    refuse_link(disk, path)
+    try:
+        if isinstance(disk, PosixDisk):
+            emptied = _clear_here(path, keep, last)
+        else:
+            emptied = _clear(disk, path, keep, last)
+    except FileNotFoundError:
+        return
+    if remove and emptied:
+        try:
+            disk.remove_folder(path)
+        except FileNotFoundError:
+            pass
+
+
+def _clear(disk: Disk, path: str, keep: Collection[str], last: Collection[str]) -> bool:
+    emptied = True
+    for name in sorted(disk.list(path), key=lambda name: name in last):
+        found = disk.stat(f"{path}/{name}")
+        if name in keep or (found is not None and found.is_folder):
+            emptied = False
+            continue
+        try:
+            disk.remove(f"{path}/{name}")
+        except FileNotFoundError:
+            pass
+    return emptied
+
+
+def _clear_here(path: str, keep: Collection[str], last: Collection[str]) -> bool:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    emptied = True
+    try:
+        for name in sorted(os.listdir(fd), key=lambda name: name in last):
+            try:
+                if name in keep or stat_bits.S_ISDIR(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode):
+                    emptied = False
+                    continue
+                os.unlink(name, dir_fd=fd)
+            except FileNotFoundError:
+                pass
+    finally:
+        os.close(fd)
+    return emptied
