@@ -7,13 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from penstock.kernel import envelope, gather, xchannel
-from penstock.kernel.twin import envelope as twin_envelope
-from penstock.kernel.twin import gather as twin_gather
-from penstock.kernel.twin import xchannel as twin_xchannel
+from penstock.kernel.twin import envelope as twin_envelope, gather as twin_gather, xchannel as twin_xchannel
 from penstock.log.envelope import Envelope, encode_envelope
 from penstock.types import Op
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from penstock import kernel
 from penstock.kernel.twin import messagelog as twin
@@ -53,10 +52,10 @@ def test_both_walk_alike(data: bytes, name: int, room: int) -> None:
     assert one.tolist() == two.tolist()
 
 
-@given(segments(), st.integers(-1, 100), U64, U64)
+@given(segments(), st.integers(-1, 100), U64, U64, st.sampled_from((0, 40, 1 << 30)))
 @settings(deadline=None, max_examples=200)
-def test_both_find_the_next_entry_alike(data: bytes, at: int, low: int, high: int) -> None:
-    assert compiled.find_entry(data, at, low, high) == twin.find_entry(data, at, low, high)
+def test_both_find_the_next_entry_alike(data: bytes, at: int, low: int, high: int, budget: int) -> None:
+    assert compiled.find_entry(data, at, low, high, budget) == twin.find_entry(data, at, low, high, budget)
 
 
 TARGET = st.tuples(

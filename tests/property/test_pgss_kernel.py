@@ -7,13 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from penstock.batch import Spans, UpdateBatch
 from penstock.kernel import foldindex, pgss
-from penstock.kernel.twin import foldindex as twin_foldindex
-from penstock.kernel.twin import pgss as twin_pgss
+from penstock.kernel.twin import foldindex as twin_foldindex, pgss as twin_pgss
 from penstock.store.pgss import HEADER, cursor_record
 from penstock.types import KvUpdate, Op, VersionToken
 
@@ -81,10 +79,10 @@ def test_both_replay_any_damaged_log_alike(history: list[tuple[list[KvUpdate], b
     assert results[0] == results[1]
 
 
-@given(histories, histories)
+@given(histories, histories, st.integers(1, 5))
 @settings(max_examples=60)
-def test_both_go_over_to_a_rewritten_log_alike(
-    history: list[tuple[list[KvUpdate], bytes]], later: list[tuple[list[KvUpdate], bytes]]
+def test_both_rewrite_a_log_alike_however_it_is_taken_in_parts(
+    history: list[tuple[list[KvUpdate], bytes]], later: list[tuple[list[KvUpdate], bytes]], step: int
 ) -> None:
     log, tail = log_of(history), log_of(later)[6:]
     results = []
@@ -92,49 +90,42 @@ def test_both_go_over_to_a_rewritten_log_alike(
         fold = module.Fold()
         fold.attach(log, len(log))
         fold.index(6, True)
-        slots, old, ordered = fold.take()
-        fold.attach(log + tail, len(log) + len(tail))  # what comes while the rewrite runs
-        fold.index(len(log), True)
-        before = [fold.read(at) for at in fold.select(b"").tolist()], fold.count, fold.digest
-        kernel.sort_records(log, slots, old, ordered)
+        slots, offsets, ordered = fold.live()
+        kernel.sort_records(log, slots, offsets, ordered)
+        fold.adopt(slots)
+        generation, parts = fold.generation, []
+        lists = [(True, fold.sorted), (False, max(1, fold.unsorted))]
+        for in_order, count in lists:
+            for start in range(0, count, step):
+                parts.append(fold.live_part(in_order, start, start + step, len(log)))
+                if len(parts) == 2:  # what comes while the rewrite runs
+                    fold.attach(log + tail, len(log) + len(tail))
+                    fold.index(len(log), True)
+        fold.attach(log + tail, len(log) + len(tail))
+        if len(parts) < 2:
+            fold.index(len(log), True)
+        assert fold.generation == generation
+        old = np.concatenate(parts)
+        kernel.sort_records(log, np.arange(len(old), dtype=np.uint32), old, 0)
         out, lengths = np.empty(len(log) + 1, np.uint8), np.zeros(len(old), np.int64)
         number, used = kernel.copy_records(log, old, 0, out, lengths)
         assert number == len(old)
-        rewritten = HEADER + bytes(out[:used])
-        whole = rewritten + tail
-        fold.switch(slots, old, 6 + np.cumsum(lengths) - lengths, len(log), len(rewritten), whole, len(whole))
-        assert ([fold.read(at) for at in fold.select(b"").tolist()], fold.count, fold.digest) == before
-        more = encode(pgss, UpdateBatch.of([KvUpdate.put("new", b"1"), KvUpdate.delete("a"), KvUpdate.put("b", b"2")]))
-        fold.attach(whole + more, len(whole) + len(more))  # slots that became free are used again
-        fold.index(len(whole), True)
-        results.append([rewritten, facts(fold)])
+        whole = HEADER + bytes(out[:used]) + tail
+        again = module.Fold()
+        again.attach(whole, len(whole))
+        again.index(6, True)
+        found = [again.read(at) for at in again.select(b"").tolist()]
+        assert found == [fold.read(at) for at in fold.select(b"").tolist()]
+        assert (again.count, again.digest) == (fold.count, fold.digest)
+        results.append(found)
     assert results[0] == results[1]
 
 
 @BOTH
-def test_a_sort_between_take_and_switch_changes_nothing(kernel: ModuleType) -> None:
-    module = foldindex if kernel is pgss else twin_foldindex
-    fold = module.Fold()
-    log = log_of([([KvUpdate.put(f"{n * 7 % 50:02}", b"v") for n in range(50)], b"")])
-    fold.attach(log, len(log))
-    fold.index(6, True)
-    slots, old, ordered = fold.take()
-    tail = encode(
-        pgss, UpdateBatch.of([KvUpdate.delete(f"{n:02}") for n in range(0, 50, 3)] + [KvUpdate.put("x", b"")])
-    )
-    fold.attach(log + tail, len(log) + len(tail))
-    fold.index(len(log), True)
-    some, offsets, count = fold.live()
-    kernel.sort_records(log + tail, some, offsets, count)
-    fold.adopt(some)
-    before = [fold.read(at) for at in fold.select(b"").tolist()]
-    kernel.sort_records(log, slots, old, ordered)
-    out, lengths = np.empty(len(log), np.uint8), np.zeros(len(old), np.int64)
-    _, used = kernel.copy_records(log, old, 0, out, lengths)
-    whole = HEADER + bytes(out[:used]) + tail
-    fold.switch(slots, old, 6 + np.cumsum(lengths) - lengths, len(log), 6 + used, whole, len(whole))
-    assert [fold.read(at) for at in fold.select(b"").tolist()] == before
-    assert [key for key, _, _ in before] == sorted(key for key, _, _ in before)
+def test_a_part_that_cannot_be_is_refused(kernel: ModuleType) -> None:
+    fold = (foldindex if kernel is pgss else twin_foldindex).Fold()
+    with pytest.raises(ValueError, match="no part from 3 to 2"):
+        fold.live_part(False, 3, 2, 0)
 
 
 @given(st.lists(st.tuples(st.binary(max_size=20), st.one_of(st.none(), st.tuples(tokens, st.binary(max_size=50))))))

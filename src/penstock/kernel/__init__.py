@@ -23,10 +23,15 @@ __all__ = [
     "to_bytes_list",
     "binary_views",
     "decode_envelopes",
+    "encode_envelopes",
+    "split_headers",
+    "join_headers",
     "messagelog",
     "Fold",
     "pgss",
     "natswire",
+    "mqtt",
+    "channelwire",
     "encode_frame",
     "encode_list",
     "frame_ends",
@@ -39,20 +44,35 @@ native = True
 reason = ""
 
 try:
-    from penstock.kernel import ahead as ahead  # these three have no twin
-    from penstock.kernel import envelope, filechannel, foldindex, gather, maps, messagelog, natswire, pgss, xchannel
-    from penstock.kernel import saves as saves
-    from penstock.kernel import xchannelwrite as xchannelwrite
-except ImportError as exc:
-    native = False
-    reason = f"the compiled kernel is not installed ({exc})"
-    from penstock.kernel.twin import (  # type: ignore[no-redef]
+    from penstock.kernel import (
+        ahead as ahead,  # ahead, saves, tail and xchannelwrite have no twin
+        channelwire,
         envelope,
         filechannel,
         foldindex,
         gather,
         maps,
         messagelog,
+        mqtt,
+        natswire,
+        pgss,
+        saves as saves,
+        tail as tail,
+        xchannel,
+        xchannelwrite as xchannelwrite,
+    )
+except ImportError as exc:
+    native = False
+    reason = f"the compiled kernel is not installed ({exc})"
+    from penstock.kernel.twin import (  # type: ignore[no-redef]
+        channelwire,
+        envelope,
+        filechannel,
+        foldindex,
+        gather,
+        maps,
+        messagelog,
+        mqtt,
         natswire,
         pgss,
         xchannel,
@@ -67,6 +87,9 @@ gather_spans = gather.gather
 to_bytes_list = gather.to_bytes_list
 binary_views = gather.binary_views
 decode_envelopes = envelope.decode
+encode_envelopes = envelope.encode
+split_headers = envelope.split_headers
+join_headers = envelope.join_headers
 Fold = foldindex.Fold
 encode_frame = filechannel.encode_frame
 encode_list = filechannel.encode_list

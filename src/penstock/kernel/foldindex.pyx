@@ -15,11 +15,15 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy
 
-from penstock.kernel.atomics cimport get16, get32
+from penstock.kernel.atomics cimport get8, get16, get32
 from penstock.kernel.crc cimport crc_init
 from penstock.kernel.keytable cimport *
 from penstock.kernel.murmur cimport murmur
 from penstock.kernel.pgssrecord cimport *
+from penstock.kernel.siphash cimport siphash
+
+import os
+import struct
 
 import numpy as np
 
@@ -30,6 +34,9 @@ cdef extern from *:
     void fetch "pk_fetch"(const void *p) noexcept nogil
 
 crc_init()
+
+cdef uint64_t[2] SECRET
+SECRET[0], SECRET[1] = struct.unpack("<QQ", os.urandom(16))
 
 cdef enum:
     AHEAD = 32  # records whose memory is fetched together
@@ -63,8 +70,8 @@ cdef class Fold:
     cdef uint32_t *spare
     cdef int64_t slots, slots_room, ordered, order_room, unsorted_count, fresh_room, spares, spare_room
     cdef readonly int64_t count, live_bytes, cursors, generation
+    cdef readonly int64_t collisions  # how often a look into the table went on to the next place
     cdef readonly bint redundant
-    cdef bint pinned
     cdef uint64_t low, high
     cdef uint8_t[16] token
     cdef int token_len
@@ -91,6 +98,11 @@ cdef class Fold:
     def digest(self):
         """The sum of the hashes of all live records, modulo 2**128."""
         return (int(self.high) << 64) | int(self.low)
+
+    @property
+    def sorted(self):
+        """How many slots are in key order."""
+        return self.ordered
 
     @property
     def unsorted(self):
@@ -136,9 +148,9 @@ cdef class Fold:
     def find(self, bytes key not None):
         """Return the offset of the put record of a key, or -1."""
         cdef uint64_t place
-        cdef uint64_t[2] digest
-        murmur(<const uint8_t *>PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key), digest)
-        if not self.probe(<const uint8_t *>PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key), digest[0], &place):
+        cdef const uint8_t *p = <const uint8_t *>PyBytes_AS_STRING(key)
+        cdef uint64_t hashed = siphash(SECRET, p, PyBytes_GET_SIZE(key))
+        if not self.probe(p, PyBytes_GET_SIZE(key), hashed, &place):
             return -1
         return self.offs[table_slot(&self.table, place)]
 
@@ -178,11 +190,11 @@ cdef class Fold:
                 sorted_count = k
                 for i in range(self.unsorted_count):
                     if (self.offs[self.fresh[i]] < DEAD
-                            and compare_prefix(self.data, self.offs[self.fresh[i]], want, n) == 0):
+                            and compare_prefix(self.data, self.size, self.offs[self.fresh[i]], want, n) == 0):
                         slots[k], found[k] = self.fresh[i], self.offs[self.fresh[i]]
                         k += 1
                 if k > sorted_count:
-                    ok = sort_slots(self.data, slots, found, sorted_count, k)
+                    ok = sort_slots(self.data, self.size, slots, found, sorted_count, k)
         free(slots)
         if not ok:
             raise MemoryError
@@ -206,16 +218,26 @@ cdef class Fold:
                     k += 1
         return slots, offsets, sorted_count
 
-    def take(self):
-        """Return live(), and keep its slots for these keys until switch or let_go."""
-        self.prune()
-        self.pinned = True
-        return self.live()
+    def live_part(self, bint in_order, int64_t start, int64_t stop, int64_t below):
+        """Return the offsets below ``below`` of the live records from ``start`` to ``stop`` of one of the two lists.
 
-    def let_go(self):
-        """Forget a take that came to nothing."""
-        self.pinned = False
-        self.collect_spares()
+        The lists (``in_order`` or not) are as they were while ``generation`` stays; they are over where fewer than
+        ``stop`` are there.  A key that was put or deleted behind ``below`` meanwhile is left out: that record follows.
+        """
+        cdef uint32_t *slots = self.order if in_order else self.fresh
+        cdef int64_t i, at, k = 0, count = self.ordered if in_order else self.unsorted_count
+        if not 0 <= start <= stop:
+            raise ValueError(f"no part from {start} to {stop}")
+        stop = min(stop, count)
+        offsets = np.empty(max(0, stop - start), np.int64)
+        cdef int64_t[::1] o = offsets
+        with nogil:
+            for i in range(start, stop):
+                at = self.offs[slots[i]]
+                if at < DEAD and at < below:
+                    o[k] = at
+                    k += 1
+        return offsets[:k]
 
     def adopt(self, const uint32_t[::1] slots not None):
         """Make ``slots``, sorted by key, the order; the slots that came since stay fresh.
@@ -223,6 +245,9 @@ cdef class Fold:
         They come from a live() of the same generation.
         """
         cdef int64_t i, k = 0
+        for i in range(slots.shape[0]):
+            if slots[i] >= self.slots:
+                raise ValueError(f"slot {slots[i]} of {self.slots}: these are of another index")
         cdef uint8_t *known = <uint8_t *>calloc(self.slots + 1, 1)
         cdef uint32_t *order = <uint32_t *>malloc((slots.shape[0] + 64) * sizeof(uint32_t))
         cdef uint32_t *fresh = <uint32_t *>malloc((self.ordered + self.unsorted_count + 64) * sizeof(uint32_t))
@@ -246,42 +271,7 @@ cdef class Fold:
             free(self.fresh)
             self.order, self.fresh = order, fresh
         free(known)
-        if not self.pinned:
-            self.collect_spares()
-
-    def switch(
-        self,
-        const uint32_t[::1] slots not None,
-        const int64_t[::1] old not None,
-        const int64_t[::1] new not None,
-        int64_t taken_at,
-        int64_t base,
-        buffer,
-        int64_t size,
-    ):
-        """Go over to a rewritten log: records taken moved from old to new, later ones from taken_at to base."""
-        cdef int64_t i, at, dead
-        if not slots.shape[0] == old.shape[0] == new.shape[0]:
-            raise ValueError("the columns of a switch differ in length")
-        cdef int64_t *moved = <int64_t *>malloc((self.slots + 1) * sizeof(int64_t))
-        if moved is NULL:
-            raise MemoryError
-        with nogil:
-            for i in range(self.slots):
-                moved[i] = self.offs[i]
-                if self.offs[i] != DROPPED and (self.offs[i] & ~DEAD) >= taken_at:
-                    moved[i] = self.offs[i] - taken_at + base
-            for i in range(slots.shape[0]):
-                at = self.offs[slots[i]]
-                dead = at & DEAD
-                if at != DROPPED and (at & ~DEAD) == old[i]:
-                    moved[slots[i]] = new[i] | dead
-            free(self.offs)
-            self.offs = moved
-            self.slots_room = self.slots + 1
-        self.attach(buffer, size)
-        self.pinned = self.redundant = False
-        self.adopt(slots)
+        self.collect_spares()
 
     # --- Without the GIL
 
@@ -303,16 +293,14 @@ cdef class Fold:
         """
         cdef uint64_t[AHEAD] hashes
         cdef int64_t[AHEAD] found
-        cdef uint64_t digest[2]
         cdef uint64_t place
         cdef int64_t n = 0, i
         cdef Rec r
         while n < AHEAD and at < self.size and parse(self.data, self.size, at, False, &r) == CLEAN:
             at += r.total
             if r.kind != CURSOR:
-                murmur(self.data + r.key, r.key_len, digest)
-                hashes[n] = digest[0]
-                fetch(&self.table.places[table_home(&self.table, digest[0])])
+                hashes[n] = siphash(SECRET, self.data + r.key, r.key_len)
+                fetch(&self.table.places[table_home(&self.table, hashes[n])])
                 n += 1
         for i in range(n):
             place = table_home(&self.table, hashes[i])
@@ -329,8 +317,7 @@ cdef class Fold:
         return at
 
     cdef bint replay(self, int64_t at, Rec *r) noexcept nogil:
-        cdef uint64_t digest[2]
-        cdef uint64_t place
+        cdef uint64_t hashed, place
         cdef uint32_t slot
         if r.kind == CURSOR:
             self.cursors += 1
@@ -339,8 +326,8 @@ cdef class Fold:
             memcpy(self.token, self.data + r.version, r.version_len)
             self.token_len = <int>r.version_len
             return True
-        murmur(self.data + r.key, r.key_len, digest)
-        if self.probe(self.data + r.key, r.key_len, digest[0], &place):
+        hashed = siphash(SECRET, self.data + r.key, r.key_len)
+        if self.probe(self.data + r.key, r.key_len, hashed, &place):
             slot = <uint32_t>table_slot(&self.table, place)
             self.redundant = True
             self.account(self.offs[slot], False)
@@ -354,14 +341,18 @@ cdef class Fold:
         if r.kind == DELETE:
             self.redundant = True
             return True
-        return self.insert(at, digest[0])
+        return self.insert(at, hashed)
 
     cdef void account(self, int64_t at, bint add) noexcept nogil:
         """Add a put record to the sums, or take it out of them."""
-        cdef int64_t n = get16(self.data + at + 5), total
+        cdef int64_t room = self.size - at, total = 7 + key_length(self.data, self.size, at) + 4
         cdef uint64_t hashed[2]
-        total = 7 + n + 4 + <int64_t>get32(self.data + at + 7 + n)
-        total += 1 + self.data[at + total]
+        if total <= room:  # it was whole when it was indexed: if it is not now, someone writes to the file
+            total += <int64_t>get32(self.data + at + total - 4)
+        if total < room:
+            total += 1 + get8(self.data + at + total)
+        if total > room:
+            total = room
         murmur(self.data + at + 5, total - 5, hashed)
         if add:
             self.count += 1
@@ -381,10 +372,11 @@ cdef class Fold:
         while self.table.places[i]:
             if self.table.places[i] >> 32 == hashed >> 32:
                 at = self.offs[table_slot(&self.table, i)]
-                if get16(self.data + at + 5) == n and not memcmp(self.data + at + 7, key, n):
+                if get16(self.data + at + 5) == n and n <= self.size - at - 7 and not memcmp(self.data + at + 7, key, n):
                     place[0] = i
                     return True
             i = (i + 1) & self.table.mask
+            self.collisions += 1
         place[0] = i
         return False
 
@@ -407,7 +399,7 @@ cdef class Fold:
         self.offs[slot] = at
         if not self.unsorted_count and (
             not self.ordered
-            or compare_keys(self.data, self.offs[self.order[self.ordered - 1]] & ~DEAD, at) < 0
+            or compare_keys(self.data, self.size, self.offs[self.order[self.ordered - 1]] & ~DEAD, at) < 0
         ):
             array = grown(self.order, self.ordered, &self.order_room, sizeof(uint32_t))
             if array is NULL:
@@ -432,7 +424,7 @@ cdef class Fold:
         cdef int order
         while low < high:
             mid = (low + high) // 2
-            order = compare_prefix(self.data, self.offs[self.order[mid]] & ~DEAD, prefix, n)
+            order = compare_prefix(self.data, self.size, self.offs[self.order[mid]] & ~DEAD, prefix, n)
             if order < 0 or (above and order == 0):
                 low = mid + 1
             else:

@@ -4,3 +4,5 @@ cdef class Mapping:
     cdef unsigned char *base
     cdef readonly Py_ssize_t length
     cdef readonly bint writable
+    cdef readonly bint torn
+    cdef int place

@@ -99,6 +99,9 @@ def scan(
             else:
                 ms = get64(base + at + 8)
                 sender = get16(base + at + 16)
+                if sender > length - LEAST:  # it was less when the entry was checked: someone writes to it
+                    stop = BAD_CRC
+                    break
                 columns[0, count] = <int64_t>seq
                 columns[1, count] = <int64_t>(ms * NS_PER_MS if ms <= LAST_MS else NO_TIME)
                 columns[2, count] = at + HEAD
@@ -158,23 +161,34 @@ def walk(const unsigned char[::1] data not None, uint64_t name, uint8_t[::1] ind
     return at, stop, count, first, seq, highest, unordered, sound, since, indexed
 
 
-def find_entry(const unsigned char[::1] data not None, int64_t at, uint64_t low, uint64_t high):
-    """Return the first offset from ``at`` on where an intact entry with low < seq <= high begins, or -1."""
-    cdef int64_t size = data.shape[0], found = -1
+def find_entry(const unsigned char[::1] data not None, int64_t at, uint64_t low, uint64_t high, int64_t budget):
+    """Return (the first offset from ``at`` on where an intact entry with low < seq <= high begins, bytes summed up).
+
+    The offset is -1 when there is none, and -2 when more than ``budget`` bytes would have to be summed up: what looks
+    like an entry at every byte, each as long as the rest, would take the square of its length.
+    """
+    cdef int64_t size = data.shape[0], found = -1, spent = 0, length
     cdef uint64_t seq
     cdef int stop = END
     cdef const unsigned char *base
     if at < 0 or size == 0:
-        return -1
+        return -1, 0
     base = &data[0]
     with nogil:
         while at <= size - LEAST:
             seq = get64(base + at)
-            if low < seq <= high and entry_at(base, at, size, &stop):
-                found = at
-                break
+            if low < seq <= high:
+                length = <int64_t>LEAST + get16(base + at + 16) + get32(base + at + 18)
+                if length <= size - at:
+                    if length > budget - spent:
+                        found = -2
+                        break
+                    spent += length
+                    if entry_at(base, at, size, &stop):
+                        found = at
+                        break
             at += 1
-    return found
+    return found, spent
 
 
 def encode_one(uint64_t seq, uint64_t ms, sender, payload):

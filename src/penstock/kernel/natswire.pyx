@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""NATS messages as a server sends them, many at a time: drawn in penstock/kv/nats_wire.py.
+"""NATS messages as a server sends them, many at a time: drawn in penstock/kv/nats/wire.py.
 
 No allocation, no I/O, no policy.  Every length is checked against the buffer before it is used.
 """

@@ -35,7 +35,7 @@ def sort_records(const uint8_t[::1] data not None, uint32_t[::1] slots not None,
             raise ValueError(f"no record at {offsets[i]}")
     if ordered < count:
         with nogil:
-            ok = sort_slots(&data[0], &slots[0], &offsets[0], ordered, count)
+            ok = sort_slots(&data[0], data.shape[0], &slots[0], &offsets[0], ordered, count)
     if not ok:
         raise MemoryError
 

@@ -2,9 +2,9 @@
 """One PGSS record: how it is read, judged and compared.  Layout: store/pgss.py."""
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
-from libc.string cimport memcmp, memcpy
+from libc.string cimport memcmp, memcpy, memmove
 
-from penstock.kernel.atomics cimport get16, get32
+from penstock.kernel.atomics cimport get8, get16, get32
 from penstock.kernel.crc cimport crc32
 
 cdef enum:
@@ -96,11 +96,11 @@ cdef inline int parse(const uint8_t *p, int64_t size, int64_t at, bint check, Re
     r.detail = 0
     if rest < 5:
         return TRUNCATED
-    r.kind = q[4]
+    r.kind = get8(q + 4)
     if r.kind == CURSOR:
         if rest < 6:
             return TRUNCATED
-        r.version_len = q[5]
+        r.version_len = get8(q + 5)
         r.version = at + 6
         r.total = 6 + r.version_len
         if r.version_len > TOKEN_MAX:
@@ -136,7 +136,7 @@ cdef inline int parse(const uint8_t *p, int64_t size, int64_t at, bint check, Re
         n += r.value_len
     if rest < n + 1:
         return TRUNCATED
-    r.version_len = q[n]
+    r.version_len = get8(q + n)
     r.version = at + n + 1
     if r.version_len > TOKEN_MAX:
         r.detail = r.version_len
@@ -152,43 +152,53 @@ cdef inline int parse(const uint8_t *p, int64_t size, int64_t at, bint check, Re
     return CLEAN
 
 
-cdef inline int compare_keys(const uint8_t *p, int64_t a, int64_t b) noexcept nogil:
+cdef inline int64_t key_length(const uint8_t *p, int64_t size, int64_t at) noexcept nogil:
+    """Return the length of a key of a put or delete record, within the log whatever the record says by now."""
+    cdef int64_t n = get16(p + at + 5)
+    return n if n <= size - at - 7 else size - at - 7
+
+
+cdef inline int compare_keys(const uint8_t *p, int64_t size, int64_t a, int64_t b) noexcept nogil:
     """Order two put or delete records by the bytes of their keys."""
-    cdef int n = get16(p + a + 5), m = get16(p + b + 5)
+    cdef int n = <int>key_length(p, size, a), m = <int>key_length(p, size, b)
     cdef int order = memcmp(p + a + 7, p + b + 7, n if n < m else m)
     return order if order else n - m
 
 
-cdef inline int compare_prefix(const uint8_t *p, int64_t a, const uint8_t *prefix, int64_t length) noexcept nogil:
+cdef inline int compare_prefix(
+    const uint8_t *p, int64_t size, int64_t a, const uint8_t *prefix, int64_t length
+) noexcept nogil:
     """Where a key stands to all keys with a prefix: below, among (0) or above them."""
-    cdef int64_t n = get16(p + a + 5)
+    cdef int64_t n = key_length(p, size, a)
     cdef int order = memcmp(p + a + 7, prefix, n if n < length else length)
     return order if order else (-1 if n < length else 0)
 
 
 cdef inline void merge(
-    const uint8_t *p, uint32_t *slots, int64_t *offs, int64_t i, int64_t mid, int64_t end, uint32_t *s, int64_t *o
+    const uint8_t *p, int64_t size, uint32_t *slots, int64_t *offs, int64_t i, int64_t mid, int64_t end, uint32_t *s, int64_t *o
 ) noexcept nogil:
     """Merge two sorted runs that lie side by side."""
     cdef int64_t j = mid, k = 0, start = i
-    if mid >= end or i >= mid or compare_keys(p, offs[mid - 1], offs[mid]) <= 0:
+    if mid >= end or i >= mid or compare_keys(p, size, offs[mid - 1], offs[mid]) <= 0:
         return
     while i < mid and j < end:
-        if compare_keys(p, offs[i], offs[j]) <= 0:
+        if compare_keys(p, size, offs[i], offs[j]) <= 0:
             s[k], o[k] = slots[i], offs[i]
             i += 1
         else:
             s[k], o[k] = slots[j], offs[j]
             j += 1
         k += 1
-    # what is left of the right run lies where it belongs
-    memcpy(slots + start + k, slots + i, (mid - i) * sizeof(uint32_t))
-    memcpy(offs + start + k, offs + i, (mid - i) * sizeof(int64_t))
+    # what is left of the right run lies where it belongs; what is left of the left one may move by less than its length
+    memmove(slots + start + k, slots + i, (mid - i) * sizeof(uint32_t))
+    memmove(offs + start + k, offs + i, (mid - i) * sizeof(int64_t))
     memcpy(slots + start, s, k * sizeof(uint32_t))
     memcpy(offs + start, o, k * sizeof(int64_t))
 
 
-cdef inline bint sort_slots(const uint8_t *p, uint32_t *slots, int64_t *offs, int64_t start, int64_t count) noexcept nogil:
+cdef inline bint sort_slots(
+    const uint8_t *p, int64_t size, uint32_t *slots, int64_t *offs, int64_t start, int64_t count
+) noexcept nogil:
     """Sort slots[start:] and their record offsets by key, then merge them with the sorted part before."""
     cdef int64_t i, j, k, mid, end, width = 1, n = count - start
     cdef uint32_t *s = <uint32_t *>malloc((count + 1) * sizeof(uint32_t))
@@ -202,11 +212,11 @@ cdef inline bint sort_slots(const uint8_t *p, uint32_t *slots, int64_t *offs, in
         while i < count:
             mid = i + width if i + width < count else count
             end = mid + width if mid + width < count else count
-            merge(p, slots, offs, i, mid, end, s, o)
+            merge(p, size, slots, offs, i, mid, end, s, o)
             i = end
         width *= 2
     if start:
-        merge(p, slots, offs, 0, start, count, s, o)
+        merge(p, size, slots, offs, 0, start, count, s, o)
     free(s)
     free(o)
     return True

@@ -18,6 +18,14 @@ cdef extern from *:
     #include <sys/syscall.h>
     #include <unistd.h>
 
+    /* A file, never what a link leads to, and no wait for the other end of a pipe. */
+    #define PK_PLAIN (O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY)
+
+    static int pk_is_file(int fd) {
+        struct stat found;
+        return !fstat(fd, &found) && S_ISREG(found.st_mode);
+    }
+
     /* --- Side by side */
 
     typedef struct {
@@ -52,6 +60,7 @@ cdef extern from *:
         const char *data;
         size_t length;
         int reuse;
+        mode_t mode;
         int failed; /* an error number, 0 if all went well */
     } pk_save;
 
@@ -91,12 +100,16 @@ cdef extern from *:
     static int pk_save_one(const pk_save *save) {
         const char *written = save->spare;
         int failed, fd = -1;
-        if (save->reuse) fd = open(written, O_RDWR | O_CLOEXEC);
+        if (save->reuse) fd = open(written, O_RDWR | PK_PLAIN);
+        if (fd >= 0 && !pk_is_file(fd)) {
+            close(fd);
+            return EINVAL;
+        }
         if (fd < 0) {
             if (save->reuse && errno != ENOENT) return errno;
             written = save->temporary;
-            fd = open(written, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-            if (fd < 0 && errno == EEXIST && !unlink(written)) fd = open(written, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+            fd = open(written, O_RDWR | O_CREAT | O_EXCL | PK_PLAIN, save->mode);
+            if (fd < 0 && errno == EEXIST && !unlink(written)) fd = open(written, O_RDWR | O_CREAT | O_EXCL | PK_PLAIN, save->mode);
             if (fd < 0) return errno;
         }
         failed = pk_write_all(fd, save->data, save->length);
@@ -134,7 +147,7 @@ cdef extern from *:
     static void pk_read_at(void *all, long at) {
         pk_read *file = (pk_read *)all + at;
         struct stat found;
-        int fd = open(file->path, O_RDONLY | O_CLOEXEC);
+        int fd = open(file->path, O_RDONLY | PK_PLAIN);
         if (fd < 0) return;
         if (!fstat(fd, &found) && S_ISREG(found.st_mode) && (size_t)found.st_size <= file->most)
             file->data = malloc((size_t)found.st_size + 1);
@@ -169,6 +182,7 @@ cdef extern from *:
         const char *data
         size_t length
         int reuse
+        int mode
         int failed
     void pk_save_many(pk_save *saves, long count) nogil
     ctypedef struct pk_read:
@@ -180,8 +194,8 @@ cdef extern from *:
     void pk_read_many(pk_read *files, long count) nogil
 
 
-def save_many(list saves not None):
-    """Replace many files; return an error number for each, 0 where it is durable.
+def save_many(list saves not None, int mode):
+    """Replace many files; return an error number for each, 0 where it is durable.  New files get that mode.
 
     A save is a tuple of bytes ``(path, temporary, spare, folder, data)`` and whether the spare may be written to.
     """
@@ -196,7 +210,7 @@ def save_many(list saves not None):
             all[index].path, all[index].temporary, all[index].folder = path, temporary, folder
             all[index].spare = <const char *>spare if spare else NULL
             all[index].data, all[index].length = data, len(data)
-            all[index].reuse = 1 if reuse else 0
+            all[index].reuse, all[index].mode = 1 if reuse else 0, mode
         with nogil:
             pk_save_many(all, count)
         return [all[index].failed for index in range(count)]

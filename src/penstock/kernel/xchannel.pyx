@@ -13,7 +13,7 @@ from cpython.memoryview cimport PyMemoryView_FromObject, PyMemoryView_GET_BUFFER
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint64_t
 from libc.time cimport timespec
 
-from penstock.kernel.atomics cimport get16, get32, get64, load_acquire, load_word, pause
+from penstock.kernel.atomics cimport get64, load_acquire, load_word, pause
 from penstock.kernel.maps cimport Mapping
 from penstock.kernel.xchannelrecord cimport CHANNEL, HEADER, ROLL, SKIP, USER, footprint
 
@@ -21,6 +21,7 @@ from penstock.types import Record
 
 cdef extern from "time.h" nogil:
     int clock_gettime(int clock, timespec *now)
+    int nanosleep(const timespec *wanted, timespec *left)
     int CLOCK_MONOTONIC
 
 
@@ -45,9 +46,13 @@ cdef enum:
 
 
 cdef inline int look(
-    const unsigned char *base, Py_ssize_t at, Py_ssize_t region_end, Py_ssize_t stop, Py_ssize_t *after
+    const unsigned char *base, Py_ssize_t at, Py_ssize_t region_end, Py_ssize_t stop, Py_ssize_t *after, uint64_t *head
 ) noexcept nogil:
-    """Judge the slot at ``at``: minus its kind and one more for a record to take, else why not."""
+    """Judge the slot at ``at``: minus its kind and one more for a record to take, else why not.
+
+    ``head`` gets the first eight bytes of the record as they were judged.  Whoever needs kind, type or length takes it from
+    there: the file may be written by someone who changes them after the look.
+    """
     cdef uint8_t committed, kind
     cdef Py_ssize_t length
     if at >= stop:
@@ -61,10 +66,11 @@ cdef inline int look(
         return TAIL
     if committed != 1:
         return BAD_COMMIT
-    kind = base[at + 1]
+    head[0] = get64(base + at)
+    kind = (head[0] >> 8) & 0xFF
     if kind > ROLL:
         return BAD_KIND
-    length = get32(base + at + 4)
+    length = length_of(head[0])
     if HEADER + length > region_end - at:
         return PAST_REGION
     if kind == ROLL:
@@ -75,6 +81,14 @@ cdef inline int look(
         return TRUNCATED
     after[0] = at + footprint(length)
     return -1 - kind
+
+
+cdef inline Py_ssize_t length_of(uint64_t head) noexcept nogil:
+    return <Py_ssize_t>(head >> 32)
+
+
+cdef inline uint16_t type_of(uint64_t head) noexcept nogil:
+    return <uint16_t>(head >> 16)
 
 
 cdef class Cursor:
@@ -144,12 +158,13 @@ cdef class Cursor:
     def ready(self):
         """Step over service records; whether a user record is next, else the reason in status."""
         cdef Py_ssize_t after = 0
+        cdef uint64_t head = 0
         cdef int found
         if self.parked or self.base is NULL:
             self.status = LIMIT
             return False
         while True:
-            found = look(self.base, self.at, self.region_end, self.stop, &after)
+            found = look(self.base, self.at, self.region_end, self.stop, &after, &head)
             if found == -1 - USER:
                 return True
             if found >= 0:
@@ -176,13 +191,14 @@ cdef class Cursor:
 
     cdef object advance(self):
         cdef Py_ssize_t after = 0, at
+        cdef uint64_t head = 0
         cdef int found
         if self.parked or self.base is NULL:
             self.status = LIMIT
             return None
         while True:
             at = self.at
-            found = look(self.base, at, self.region_end, self.stop, &after)
+            found = look(self.base, at, self.region_end, self.stop, &after, &head)
             if found >= 0:
                 self.status = found
                 return None
@@ -194,8 +210,8 @@ cdef class Cursor:
         return Record(
             self.window_position + at,
             get64(self.base + at + 8),
-            get16(self.base + at + 2),
-            self.part(at + HEADER, get32(self.base + at + 4)),
+            type_of(head),
+            self.part(at + HEADER, length_of(head)),
         )
 
     cdef inline object part(self, Py_ssize_t at, Py_ssize_t length):
@@ -219,6 +235,7 @@ cdef class Cursor:
         """Fill the arrays with up to ``limit`` records within ``span`` bytes; return how many."""
         cdef Py_ssize_t at = self.at, region_end = self.region_end, stop = self.stop, after = 0
         cdef Py_ssize_t region = self.region, count = 0, first = self.at
+        cdef uint64_t head = 0
         cdef int64_t base_position = self.window_position
         cdef const unsigned char *base = self.base
         cdef int found = LIMIT
@@ -231,15 +248,15 @@ cdef class Cursor:
         self.parked = True
         with nogil:
             while count < limit and at - first < span:
-                found = look(base, at, region_end, stop, &after)
+                found = look(base, at, region_end, stop, &after, &head)
                 if found >= 0:
                     break
                 if found == -1 - USER:
                     positions[count] = base_position + at
                     timestamps[count] = get64(base + at + 8)
-                    kinds[count] = get16(base + at + 2)
+                    kinds[count] = type_of(head)
                     offsets[count] = at + HEADER
-                    lengths[count] = get32(base + at + 4)
+                    lengths[count] = length_of(head)
                     count += 1
                 at = after
                 if at >= region_end:
@@ -254,6 +271,7 @@ cdef class Cursor:
         """Go on to ``until`` or the first slot that is not a record; return (user, service) records."""
         cdef Py_ssize_t at = self.at, region_end = self.region_end, stop = self.stop, after = 0
         cdef Py_ssize_t users = 0, services = 0, region = self.region, stray = self.stray
+        cdef uint64_t head = 0
         cdef int64_t file = self.window_position >> 40 << 40  # where the file's own Channel record is
         cdef const unsigned char *base = self.base
         cdef int found = LIMIT
@@ -263,7 +281,7 @@ cdef class Cursor:
         self.parked = True
         with nogil:
             while until < 0 or at < until:
-                found = look(base, at, region_end, stop, &after)
+                found = look(base, at, region_end, stop, &after, &head)
                 if found >= 0:
                     break
                 if found == -1 - USER:
@@ -303,6 +321,37 @@ cdef class Cursor:
                 else:
                     if monotonic_ns() >= deadline:
                         break
+        return ready
+
+
+    def doze(self, int64_t nanoseconds, int64_t first, int64_t last):
+        """Sleep until the slot changes or the time is over, from ``first`` up to ``last`` ns at a time; whether it changed.
+
+        Below Python, so that waiting costs a load and a system call a look.  Nobody wakes it: xchannel 2.0.0 has no such word.
+        """
+        cdef int64_t deadline, left, nap = first
+        cdef const unsigned char *slot
+        cdef timespec pause_for
+        cdef bint ready = False
+        cdef object window = self.window  # keeps the slot mapped while the GIL is away
+        if self.base is NULL or self.at + HEADER > self.stop or self.status != TAIL:
+            return False
+        slot = self.base + self.at
+        with nogil:
+            deadline = monotonic_ns() + nanoseconds
+            while True:
+                if load_acquire(slot):
+                    ready = True
+                    break
+                left = deadline - monotonic_ns()
+                if left <= 0:
+                    break
+                if nap > left:
+                    nap = left
+                pause_for.tv_sec, pause_for.tv_nsec = nap // 1000000000, nap % 1000000000
+                if nanosleep(&pause_for, NULL):
+                    break  # a signal: Python has a look
+                nap = nap * 2 if nap * 2 < last else last
         return ready
 
 

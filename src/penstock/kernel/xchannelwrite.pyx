@@ -28,12 +28,15 @@ cdef extern from "time.h" nogil:
 cdef enum:
     POPULATE_AHEAD = 256 << 10
 
+cdef bint WHOLE = False  # of no window
 cdef uint64_t PRISTINE = 0x0100  # committed 0, kind User, everything else 0
 
 
-cdef inline uint64_t now_ns() noexcept nogil:
+cdef inline uint64_t now_ns() except? 0:
     cdef timespec now
     clock_gettime(CLOCK_REALTIME, &now)
+    if now.tv_sec < 0:
+        raise OptionsError(f"the clock of this machine says {now.tv_sec} s since 1970: no record has a time before that")
     return <uint64_t>now.tv_sec * 1000000000 + now.tv_nsec
 
 
@@ -67,6 +70,7 @@ cdef class Appender:
     cdef object view
     cdef object make_room
     cdef unsigned char *base
+    cdef bint *torn  # whether the window's file was cut under it
     cdef unsigned char *header  # the channel header: write_position, message_count, …
     cdef Py_ssize_t slot
     cdef Py_ssize_t region_end
@@ -85,6 +89,7 @@ cdef class Appender:
         self.make_room = make_room
         self.largest = largest
         self.limit = -1
+        self.torn = &WHOLE
         self.parked = True
         self.populates = True
         self.reserved = -1
@@ -105,6 +110,7 @@ cdef class Appender:
         self.view = PyMemoryView_FromObject(window)
         self.head = head
         self.base = window.base
+        self.torn = &window.torn
         self.header = head.base + HEADER
         self.slot = slot
         self.region_end = region_end
@@ -178,6 +184,8 @@ cdef class Appender:
         put64(self.base + after, PRISTINE)
         put64(self.base + after + 8, 0)
         put64(self.base + slot + 8, timestamp)
+        if self.torn[0]:
+            return  # the file was cut: what was stored is nowhere, so nothing is committed
         put64(self.base + slot, (<uint64_t>length << 32) | (<uint64_t>kind << 16) | (USER << 8))
         store_release(self.base + slot, 1)
         store_word(self.header + 8, get64(self.header + 8) + 1)
@@ -211,6 +219,8 @@ cdef class Appender:
         if self.reserved >= 0:
             self.drop()
         self.publish(length, message_kind, timestamp)
+        if self.torn[0]:
+            self.make_room(length)  # which says that the file was cut under us
         return self.window_position + slot
 
     def append_list(
@@ -241,6 +251,8 @@ cdef class Appender:
             positions[index] = self.window_position + self.slot
             self.publish(length, message_kind, timestamp)
             index += 1
+        if self.torn[0]:
+            self.make_room(0)
         return index
 
     def append_spans(
@@ -285,6 +297,8 @@ cdef class Appender:
                     self.publish(length, kinds[index * kind_step], timestamps[index * time_step])
                     index += 1
             self.resume()
+            if self.torn[0]:
+                self.make_room(0)
             if outside:
                 raise ValueError(f"span {index} lies outside its buffer")
         return index
@@ -309,6 +323,8 @@ cdef class Appender:
             raise ValueError(f"cannot commit {length} of {self.reserved} reserved bytes")
         self.drop()
         self.publish(length, message_kind, timestamp)
+        if self.torn[0]:
+            self.make_room(length)
         return position
 
     @property
@@ -358,6 +374,7 @@ cdef class Appender:
         self.window = self.head = None
         self.view = None
         self.base = self.header = NULL
+        self.torn = &WHOLE
 
 
 def commit_roll(Mapping window not None, Py_ssize_t slot, uint64_t timestamp_ns):

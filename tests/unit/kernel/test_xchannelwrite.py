@@ -6,7 +6,6 @@ process dies right there: what is in the file then is what was stored before.
 
 from __future__ import annotations
 
-import signal
 import struct
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from penstock.kernel.xchannelwrite import Appender
 folder, way, length = sys.argv[1], sys.argv[2], int(sys.argv[3])
 files = [os.open(folder + name, os.O_RDWR) for name in ("/records", "/head")]
 window, head = Mapping(files[0], 0, 16384, True), Mapping(files[1], 0, 4096, True)
-appender = Appender(None, 12000)
+appender = Appender(lambda length: sys.exit(3), 12000)  # what it calls when the file was cut
 appender.attach(window, head, 80, 16384, 1 << 40, 16384, 0, 0)
 appender.resume()
 payload, positions = b"x" * length, np.zeros(1, np.int64)
@@ -61,14 +60,14 @@ def test_a_record_is_published_in_order(way: str, tmp_path: Path) -> None:
 
     # the payload comes first: where it cannot be stored nothing is committed
     code, records, head = publish(tmp_path, way, 6000, records=PAGE)
-    assert (code, records[SLOT], any(head)) == (-signal.SIGBUS, 0, False)
+    assert (code, records[SLOT], any(head)) == (3, 0, False)
 
     # then the next header: where that cannot be laid nothing is committed, though the payload is there
     code, records, head = publish(tmp_path, way, 4000, records=PAGE)
-    assert (code, records[SLOT], any(head)) == (-signal.SIGBUS, 0, False)
+    assert (code, records[SLOT], any(head)) == (3, 0, False)
     assert records[SLOT + 16 : PAGE] == b"x" * 4000
 
     # then the commit: where the counters cannot be stored the record is there all the same
     code, records, _ = publish(tmp_path, way, 4000, head=0)
-    assert code == -signal.SIGBUS
+    assert code == 0
     assert records[SLOT : SLOT + 16] == header

@@ -19,7 +19,7 @@ class Fold:
     def __init__(self) -> None:
         self._view = memoryview(b"")
         self._keys: dict[bytes, int] = {}
-        self.size = self.live_bytes = self.cursors = self.generation = self.digest = 0
+        self.size = self.live_bytes = self.cursors = self.generation = self.digest = self.collisions = 0
         self.redundant = False
         self.cursor = b""
 
@@ -27,6 +27,11 @@ class Fold:
     def count(self) -> int:
         """How many keys live."""
         return len(self._keys)
+
+    @property
+    def sorted(self) -> int:
+        """Nothing is kept in order here."""
+        return 0
 
     @property
     def unsorted(self) -> int:
@@ -96,26 +101,13 @@ class Fold:
         """Return (slots, offsets, how many of them are in key order) of all live records."""
         return np.arange(self.count, dtype=np.uint32), np.array(list(self._keys.values()), np.int64), 0
 
-    def take(self) -> tuple[NDArray[np.uint32], Int64, int]:
-        """Return live()."""
-        return self.live()
-
-    def let_go(self) -> None:
-        """Forget a take that came to nothing."""
-        self.generation += 1
+    def live_part(self, in_order: bool, start: int, stop: int, below: int) -> Int64:
+        """Return the offsets below ``below`` of the live records from ``start`` to ``stop`` of one of the two lists."""
+        if not 0 <= start <= stop:
+            raise ValueError(f"no part from {start} to {stop}")
+        found = [] if in_order or start else list(self._keys.values())  # there is one list, and one part of it
+        return np.array([at for at in found if at < below], np.int64)
 
     def adopt(self, slots: NDArray[np.uint32]) -> None:  # noqa: ARG002 - there is no order to keep
         """Nothing to do: see unsorted."""
         self.generation += 1
-
-    def switch(
-        self, slots: NDArray[np.uint32], old: Int64, new: Int64, taken_at: int, base: int, buffer: Any, size: int
-    ) -> None:
-        """Go over to a rewritten log: records taken moved from old to new, later ones from taken_at to base."""
-        if not len(slots) == len(old) == len(new):
-            raise ValueError("the columns of a switch differ in length")
-        moved = dict(zip(old.tolist(), new.tolist(), strict=True))
-        self._keys = {key: at - taken_at + base if at >= taken_at else moved[at] for key, at in self._keys.items()}
-        self.redundant = False
-        self.generation += 1
-        self.attach(buffer, size)

@@ -104,16 +104,22 @@ def walk(data: Any, name: int, index: NDArray[np.uint8]) -> tuple[int, int, int,
     return at, stop, count, first, seq, highest, unordered, sound, since, indexed
 
 
-def find_entry(data: Any, at: int, low: int, high: int) -> int:
-    """Return the first offset from ``at`` on where an intact entry with low < seq <= high begins, or -1."""
-    view = view_of(data)
+def find_entry(data: Any, at: int, low: int, high: int, budget: int) -> tuple[int, int]:
+    """Return (the first offset from ``at`` on where an intact entry with low < seq <= high begins, bytes summed up)."""
+    view, spent = view_of(data), 0
     if at < 0:
-        return -1
+        return -1, 0
     while at <= len(view) - LEAST:
-        if low < struct.unpack_from("<Q", view, at)[0] <= high and entry_at(view, at)[0]:
-            return at
+        seq, _, sender, payload = HEAD.unpack_from(view, at)
+        length = LEAST + sender + payload
+        if low < seq <= high and length <= len(view) - at:
+            if length > budget - spent:
+                return -2, spent
+            spent += length
+            if entry_at(view, at)[0]:
+                return at, spent
         at += 1
-    return -1
+    return -1, spent
 
 
 def encode_one(seq: int, ms: int, sender: Any, payload: Any) -> bytes:

@@ -159,6 +159,10 @@ class Cursor:
         """Sealed files do not change."""
         return nanoseconds < 0
 
+    def doze(self, nanoseconds: int, first: int, last: int) -> bool:
+        """Sealed files do not change."""
+        return nanoseconds < 0 or first > last
+
 
 class Taker:
     """Takes one record after another; see xchannel.pyx."""
