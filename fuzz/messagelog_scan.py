@@ -92,8 +92,9 @@ def compare(data: memoryview, at: int, want: int, low: int, rng: random.Random) 
     assert one.tobytes() == two.tobytes()
     walk = walk_segment(data, 1)
     start = rng.choice((0, walk.end))
-    following = kernel.messagelog.find_entry(data, start, low, low + 100)
-    assert following == twin.find_entry(data, start, low, low + 100)
+    budget = rng.choice((0, 60, 1 << 30))
+    following = kernel.messagelog.find_entry(data, start, low, low + 100, budget)
+    assert following == twin.find_entry(data, start, low, low + 100, budget)
     index = bytearray(walk.index.tobytes() + bytes(rng.choice((0, 12, 5))))
     if index and rng.random() < 0.5:
         index[rng.randrange(len(index))] ^= 1 << rng.randrange(8)
@@ -124,7 +125,7 @@ def run(inputs: int, seed: int) -> None:
             scan(kernel.messagelog, view, at, want)
             end, *_, sound, _, _ = kernel.messagelog.walk(view, 1, room)
             assert 0 <= sound <= end <= len(view), (sound, end)
-            following = kernel.messagelog.find_entry(view, end, low, low + 100)
+            following, _ = kernel.messagelog.find_entry(view, end, low, low + 100, 1 << 30)
             assert following == -1 or end <= following <= len(view) - 26, following
             if number % TWIN_EVERY == 0:
                 compare(view, at, want, low, rng)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from penstock.log import detect
-from penstock.log.messagelog import Entry, MessageLog, MessageLogOptions, MessageLogReader
+from penstock.log.messagelog import LogEntry, MessageLog, MessageLogOptions, MessageLogReader
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "messagelog"
 SOUND = sorted(path.name for path in (VECTORS / "log").iterdir())
@@ -28,6 +28,17 @@ SAFER = {
     "name_zero": "042",
     "idx_sealed_wrong_offset": "043",  # an index that lies is found out
     "idx_sealed_wrong_seq": "043",
+    "crc_middle": "048",  # intact entries behind damage stay
+    "payload_flip_middle": "048",
+    "payload_len_flip": "048",
+    "from_len_flip": "048",
+    "timestamp_flip": "048",
+    "first_entry_bad": "048",
+    "active_all_bad": "048",
+    "sealed_middle_bad": "048",
+    "sealed_first_entry_bad": "048",
+    "oldest_first_entry_bad": "048",
+    "sealed_zero_size": "048",
 }
 
 
@@ -71,7 +82,7 @@ def options_of(expected: dict[str, Any], **more: Any) -> MessageLogOptions:
     )
 
 
-def entries_of(folder: Path, from_seq: int = 1, limit: int = 1_000_000) -> list[Entry]:
+def entries_of(folder: Path, from_seq: int = 1, limit: int = 1_000_000) -> list[LogEntry]:
     with MessageLogReader(folder) as log:
         return list(log.entries(from_seq, limit))
 
@@ -119,7 +130,7 @@ def test_the_face_reads_the_same(name: str, tmp_path: Path) -> None:
         batch_entries, position = [], log.first_position
         while len(batch := log.read(position, 7)):
             batch_entries += [
-                Entry(r.position, r.timestamp_ns // 1_000_000, bytes(r.extra["from"]), bytes(r.payload))  # type: ignore[operator,index,arg-type]
+                LogEntry(r.position, r.timestamp_ns // 1_000_000, bytes(r.extra["from"]), bytes(r.payload))  # type: ignore[operator,index,arg-type]
                 for r in batch
             ]
             position = batch.next_position

@@ -147,3 +147,40 @@ def test_a_named_receiver_resumes_at_its_first_unacknowledged_message(tmp_path: 
         rest = [int(p.split()[0]) for batch in rx.batches(timeout=0) for p in batch.to_payloads()]
         assert rest == list(range(rest[0], promised))
         assert acked <= rest[0] <= seen
+
+
+# Sends one by one as fast as it can, which is without a system call, and says now and then which number was sent.
+SINGLE = """
+import os, random, sys
+from penstock.log.filechannel import FileChannel
+path, number, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+rng = random.Random(seed)
+channel = FileChannel.open(path, sync="interval", sync_seconds=0.005, segment_bytes=4 << 20, compression="none")
+tx, rx = channel.tx(), channel.rx(start="latest")
+while True:
+    for _ in range(rng.randrange(1, 3000)):
+        tx.send(b"%d " % number + b"x" * (number * 7 % 300))
+        number += 1
+    os.write(1, b"%d\\n" % number)
+    rx.recv_many(100_000)
+"""
+
+
+def test_single_sends_survive_a_kill_at_any_moment(tmp_path: Path, long_run: bool) -> None:
+    path, number, rng = tmp_path / "jobs", 0, random.Random(7)
+    for round_ in range(LONG_ROUNDS if long_run else ROUNDS):
+        sender = spawn(SINGLE, path, number, rng.randrange(10**9))
+        assert sender.stdout is not None
+        for _ in range(2):
+            told = int(sender.stdout.readline())
+        time.sleep(rng.random() * 0.05)
+        told = max([told, *(int(line) for line in kill(sender))])
+        found = numbers(str(path))
+        assert found[-1] + 1 >= told
+        assert found == list(range(found[0], found[-1] + 1)), round_
+        number = found[-1] + 1
+        with FileChannelLog(path) as log:
+            before = log.next_position
+        with FileChannel.open(path, sync="none", compression="none") as channel:
+            assert channel.stats().write_position == before
+            assert numbers(str(path))[-1] + 1 == number

@@ -63,7 +63,7 @@ def kill_writers(path: str, rng: random.Random, rounds: int, seconds: float) -> 
             assert ours.poll(60), "the writer did not start"
             ours.recv()
             until = time.monotonic() + rng.random() * 0.02
-            live = Reader.open(path, "live")
+            live = Reader.open(path, "latest")
             live_seen = [np.empty(0, np.uint64)]
             while time.monotonic() < until:
                 seen.take(attached)

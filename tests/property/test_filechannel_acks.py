@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
@@ -139,5 +138,5 @@ class Acks(RuleBasedStateMachine):
             assert self.channel.stats().receivers == {"worker": self.at(self.acked)}
 
 
-def test_a_named_receiver_stands_where_a_list_and_two_numbers_say() -> None:
+def test_a_named_receiver_matches_the_reference_model() -> None:
     run_state_machine_as_test(Acks, settings=settings(max_examples=60, stateful_step_count=30, deadline=None))

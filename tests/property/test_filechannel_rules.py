@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from penstock.disk import MemoryDisk
 from penstock.log.filechannel import ChannelOptions, FileChannel, repair

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from penstock.disk import MemoryDisk
 from penstock.log.messagelog import MessageLog, MessageLogOptions, MessageLogReader
@@ -20,6 +19,8 @@ STEP = st.one_of(
 )
 
 
+@example([("append", 900, 0), ("drop", 2, 0)], 300)
+@example([("append", 900, 0), ("drop", 2, 0), ("reopen", 0, 0)], 300)
 @given(st.lists(STEP, max_size=25), st.sampled_from([300, 3000, 30_000, 1 << 20]))
 @settings(deadline=None, max_examples=100)
 def test_a_log_reads_as_the_list_it_stands_for(steps: list[tuple[str, int, int]], segment_bytes: int) -> None:

@@ -78,7 +78,7 @@ def test_the_original_follows_our_writer_through_regions_and_files(original: str
 def test_we_follow_a_writer_of_the_original(original: str, tmp_path: Path) -> None:
     path, count = tmp_path / "chan", 40_000
     Writer.precreate(path, region_bytes=REGION)
-    with Reader.open(path) as late, Reader.open(path, "live") as live:
+    with Reader.open(path) as late, Reader.open(path, "latest") as live:
         command = [original, "write", str(path), str(REGION), str(ROLL), "0", str(count)]
         with subprocess.Popen(command) as process:
             for reader in (late, live):
@@ -101,7 +101,7 @@ def test_readers_that_come_while_the_original_makes_its_files_find_a_channel(ori
     opened = 0
     with subprocess.Popen(command) as process:
         while process.poll() is None:
-            with Reader.open(path, "live") as reader:
+            with Reader.open(path, "latest") as reader:
                 found = reader.try_read()
                 assert found is None or found.payload == payload(found.timestamp_ns or 0)
                 opened += 1

@@ -29,16 +29,16 @@ def test_readers_that_join_at_any_moment_lose_nothing(tmp_path: Path, long_run: 
         theirs.close()
         readers.append((start, process, ours))
 
-    attach("first")
+    attach("earliest")
     began = time.monotonic()
     writer.start()
     with Reader.open(path) as probe:  # the others come when there is something to miss
         assert probe.wait(60)
-        attach("first")
+        attach("earliest")
         while probe.file_sequence < 2:
             if not len(probe.read_batch()):
                 assert probe.wait(60)
-    attach("live")
+    attach("latest")
     for _, _, ours in readers:
         assert ours.poll(60)
         assert ours.recv() == "attached"
@@ -54,7 +54,7 @@ def test_readers_that_join_at_any_moment_lose_nothing(tmp_path: Path, long_run: 
     for start, first, count, problem in results:
         assert problem == ""
         assert count == total - first
-        assert first == 0 if start == "first" else 0 < first <= total // 2 + 20_000
+        assert first == 0 if start == "earliest" else 0 < first <= total // 2 + 20_000
     cleanup(path)  # gigabytes in the long form
     print(f"{total} records to three readers in {took:.1f} s, {total / took:,.0f}/s")
 

@@ -43,7 +43,9 @@ def columns_of(payloads: Any, kind: Any = 0, timestamp_ns: Any = None) -> Column
     elif _is_arrow(payloads):
         data, offsets, lengths = _arrow_spans(payloads)
     else:
-        chunks = [bytes(memoryview(chunk)) for chunk in payloads]
+        chunks = payloads if isinstance(payloads, list) else list(payloads)
+        if any(kind is not bytes for kind in set(map(type, chunks))):
+            chunks = [bytes(memoryview(chunk)) for chunk in chunks]
         lengths = np.fromiter(map(len, chunks), np.int64, len(chunks))
         data, offsets = b"".join(chunks), np.cumsum(lengths) - lengths
     count = len(offsets)
@@ -67,7 +69,8 @@ def _column(value: Any, dtype: type[np.generic], name: str, count: int) -> NDArr
         raise OptionsError(f"{name} has {array.size} values for {count} records")
     limits = np.iinfo(dtype)  # type: ignore[type-var]
     if array.size and (int(array.min()) < limits.min or int(array.max()) > limits.max):
-        raise OptionsError(f"{name} must be between {limits.min} and {limits.max}")
+        found = int(array.min()) if int(array.min()) < limits.min else int(array.max())
+        raise OptionsError(f"{name}={found}: must be between {limits.min} and {limits.max}")
     return np.ascontiguousarray(array.astype(dtype))
 
 

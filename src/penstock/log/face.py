@@ -7,16 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.batch import Batch
+from penstock.disk import LoopWait
 from penstock.log.options import DEFAULT_LIMIT
 from penstock.types import Problem
 
-__all__ = ["LogReader", "LogWriter", "Cuttable"]
+__all__ = ["LogReader", "LogWriter", "Cuttable", "OnDamage"]
+
+OnDamage = Literal["raise", "skip"]
+"""What reading does at a damaged place:
+
+``raise``  CorruptionError names file and byte; reading stays there until ``skip_damage`` is asked where it goes on
+``skip``   go on at the next record that is whole; what was stepped over is logged, and listed in ``damage``
+"""
 
 
 class LogReader(Protocol):
@@ -27,13 +35,30 @@ class LogReader(Protocol):
     1. Positions grow from record to record and are stable across restarts, rolls and retention.
     2. What ``read`` returns for a position is the same every time, until retention takes it.
     3. Reading changes no file.
+    4. Which records are read does not depend on where reading begins or in which pieces it is done, damage or not.
     """
 
     format: str
     """The name of the format: xchannel, filechannel, messagelog."""
     origin: int
     """The position of the very first record of such a log: one whose ``first_position`` is behind it was shortened."""
+    has_kinds: bool
+    """Whether records have kinds; in a format without them every record is of none."""
     path: str
+    on_damage: OnDamage
+    """What reading does at a damaged place; given when the log is opened."""
+
+    @property
+    def content(self) -> str:
+        """What the records are: ``raw``, or ``envelope/1`` where they have keys."""
+
+    @property
+    def damage(self) -> list[Problem]:
+        """What reading has stepped over so far, each place once; of very many the first thousand."""
+
+    @property
+    def damage_count(self) -> int:
+        """How many places reading has stepped over so far."""
 
     @property
     def first_position(self) -> int:
@@ -51,7 +76,20 @@ class LogReader(Protocol):
         """Return records from ``position`` on: over one buffer, at most ``limit``, maybe fewer.
 
         Empty only when there is nothing at or behind ``position`` yet.  Reading goes on at the
-        batch's ``next_position``.  ExpiredError below ``first_position``, naming both.
+        batch's ``next_position``.  ExpiredError below ``first_position``, naming both.  At a damaged place it does what
+        ``on_damage`` says; whole records before that are returned first.
+        """
+
+    def skip_damage(self, position: int) -> tuple[int, Problem] | None:
+        """Return where reading goes on behind damage at ``position``, and what it is; None if there is none.
+
+        After a CorruptionError of ``read``; it does not count into ``damage``.
+        """
+
+    def gaps(self, expected: int | None, batch: Batch) -> int:
+        """Return at how many places records are missing in a batch and in front of it.
+
+        ``expected`` is where reading went on before, None where nothing was read yet.
         """
 
     def tail(
@@ -65,6 +103,9 @@ class LogReader(Protocol):
 
         With a ``timeout`` it ends when that many seconds brought nothing.
         """
+
+    def waiter(self) -> LoopWait:
+        """Return what waits for more records on an event loop; look before each ``pause``, and close it at last."""
 
     def verify(self) -> Iterator[Problem]:
         """Yield every problem the log has."""
@@ -84,6 +125,13 @@ class LogReader(Protocol):
 
 class LogWriter(Protocol):
     """The one writer of a log; a second one is refused with LockedError."""
+
+    has_times: bool
+    """Whether records keep a time; a format without them refuses one that is given."""
+
+    @property
+    def largest_message(self) -> int:
+        """The largest record it takes."""
 
     def append(self, payload: Any, *, kind: int = 0, timestamp_ns: int | None = None) -> int:
         """Append one record, now unless a time is given, and return its position."""

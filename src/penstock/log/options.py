@@ -6,7 +6,7 @@ from typing import Final, Literal, get_args
 
 from penstock.errors import OptionsError
 
-__all__ = ["SyncMode", "DEFAULT_LIMIT", "check_sync"]
+__all__ = ["SyncMode", "Start", "DEFAULT_LIMIT", "check_sync"]
 
 SyncMode = Literal["none", "interval", "always"]
 """When a record becomes durable (survives power loss):
@@ -15,6 +15,9 @@ SyncMode = Literal["none", "interval", "always"]
 ``interval``  within ``sync_seconds`` of being appended
 ``always``    before the append returns; one sync serves everyone who waits for it
 """
+
+Start = Literal["earliest", "latest"]
+"""Where reading begins: at the oldest record there is, or behind the newest.  A position is the third way."""
 
 SYNC_SECONDS: Final = 0.1
 DEFAULT_LIMIT: Final = 65_536

@@ -1,7 +1,8 @@
 """Sidecars: what the formats have no room for, in small files beside a log.
 
-    <prefix>id             JSON: the random id of this log, its content type, when it was created
-    <prefix>lock           the writer's lock
+    <prefix>id             JSON: the random id of this log, its content type, when it was created, a checksum
+    <prefix>lock           the writer's lock; of a log that is a row of files also a register: boot id and where the
+                           last file was ended
     <prefix>mark           a register: boot id and durable position
     <prefix>cursor-<name>  a register: log id and a consumer's position
 
@@ -13,14 +14,15 @@ A register holds one position that is overwritten often and must survive a crash
 
     register := slot:64 zero:448 slot:64 zero:448               (1024 bytes, two sectors)
 
-     0          8            16         24         40              60      64
-     +----------+------------+----------+----------+------ … ------+-------+
-     | PNSTKRG1 | generation | position | owner:16 | zero          | crc32 |
-     +----------+------------+----------+----------+------ … ------+-------+
+     0          8            16         24         40         56     60      64
+     +----------+------------+----------+----------+---------+------+-------+
+     | PNSTKRG1 | generation | position | owner:16 | seen:16 | zero | crc32 |
+     +----------+------------+----------+----------+---------+------+-------+
 
 little-endian; crc32 (zlib) covers bytes 0..60.  A write goes to the slot with the lower generation, so
 a torn one leaves the other whole; the valid slot with the higher generation counts.  ``owner`` is the boot
-id in a mark (a power cut lies between two boots) and the log id in a cursor (it belongs to that log).
+id in a mark (a power cut lies between two boots) and the log id in a cursor (it belongs to that log).  ``seen`` is
+the fingerprint of the last record before the position (fingerprint.py), zero where nobody gave one.
 """
 
 from __future__ import annotations
@@ -28,28 +30,60 @@ from __future__ import annotations
 import contextlib
 import re
 import struct
+import sys
 import threading
 import time
 import uuid
 import zlib
-from typing import Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
+from penstock import kernel
 from penstock.disk import Disk, File, Lock, ReadDisk, save_atomically
-from penstock.disk.posix import folder_of
-from penstock.errors import CorruptionError, LockedError, OptionsError
+from penstock.disk.plain import boot_id_of
+from penstock.disk.posix import PosixFile, folder_of
+from penstock.errors import CorruptionError, LockedError, OptionsError, UnsupportedError
+from penstock.log.fingerprint import Fingerprint
 
-__all__ = ["Sidecar", "Identity", "Register", "sidecar_of", "identity_of"]
+if TYPE_CHECKING:
+    from penstock.kernel.tail import Slots
+
+__all__ = ["Sidecar", "Identity", "Register", "decode_json", "sidecar_of", "identity_of"]
 
 MAGIC: Final = b"PNSTKRG1"
-SLOT: Final = struct.Struct("<8sQQ16s20xI")
+SLOT: Final = struct.Struct("<8sQQ16s16s4xI")
 SECTOR: Final = 512
+SHIP: Final = "ship-"
 CURSOR_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+LOG_ID: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
+MOST_JSON_BYTES: Final = 1 << 16
+T = TypeVar("T")
+
+
+def decode_json(path: str, data: bytes, kind: type[T], what: str) -> T:
+    r"""Return the JSON of a small file as ``kind``; CorruptionError with file and byte, whatever is wrong with it.
+
+    >>> decode_json("ticks.penstock-id", b'{"log_id": "\xff"}', Identity, "the identity of a log")
+    Traceback (most recent call last):
+    penstock.errors.CorruptionError: ticks.penstock-id at byte 12: not the identity of a log: no UTF-8
+    """
+    try:
+        data.decode()  # msgspec would tell the byte within the string
+        return msgspec.json.decode(data, type=kind)
+    except UnicodeDecodeError as exc:
+        raise CorruptionError(path, exc.start, f"not {what}: no UTF-8") from None
+    except RecursionError:
+        raise CorruptionError(path, 0, f"not {what}: it is nested too deep") from None
+    except (msgspec.MsgspecError, ValueError) as exc:
+        found = re.search(r"\(byte (\d+)\)", str(exc))
+        raise CorruptionError(path, int(found[1]) if found else 0, f"not {what}: {exc}") from None
 
 
 class Identity(msgspec.Struct, frozen=True):
     """Which log this is: a random id, and whether its records are raw or in envelopes.
+
+    ``check`` is the CRC-32 of the other fields; a file of an earlier release has none.
 
     >>> Identity("00" * 16, "raw", 0).content
     'raw'
@@ -59,6 +93,21 @@ class Identity(msgspec.Struct, frozen=True):
     content: str
     created_ns: int
     version: int = 1
+    check: int | None = None
+
+    def checksum(self) -> int:
+        """Return what ``check`` should be.
+
+        >>> Identity("00" * 16, "raw", 0).checksum()
+        2043528358
+        """
+        return zlib.crc32(f"{self.log_id} {self.content} {self.created_ns} {self.version}".encode())
+
+    def __post_init__(self) -> None:
+        if not LOG_ID.fullmatch(self.log_id):
+            raise ValueError(f"log_id {self.log_id!r} is not 32 hexadecimal digits")
+        if self.check is not None and self.check != self.checksum():
+            raise ValueError("its checksum is another")
 
 
 class Register:
@@ -80,6 +129,15 @@ class Register:
 
     def read(self) -> tuple[bytes, int] | None:
         """Return (owner, position), or None when it was never written."""
+        found = self._read()
+        return None if found is None else (found[1], found[2])
+
+    def seen(self) -> Fingerprint | None:
+        """Return the fingerprint of the last record before the position, if one was given."""
+        found = self._read()
+        return None if found is None else Fingerprint.unpack(found[3])
+
+    def _read(self) -> tuple[int, bytes, int, bytes] | None:
         try:
             with self._disk.open(self.path) as file:
                 data = file.read_at(0, 2 * SECTOR)
@@ -90,20 +148,45 @@ class Register:
             if not data.strip(b"\0"):
                 return None  # created, never written
             raise CorruptionError(self.path, 0, "neither slot of the register is whole")
-        _, owner, position = max(slots)
-        return owner, position
+        return max(slots)
 
-    def write(self, owner: bytes, position: int, *, sync: bool = True) -> None:
-        """Overwrite the position; with ``sync`` it survives a power cut when this returns."""
+    def write(
+        self,
+        owner: bytes,
+        position: int,
+        *,
+        sync: bool = True,
+        seen: Fingerprint | None = None,
+        fresh: bool = False,
+    ) -> None:
+        """Overwrite the position; with ``sync`` it survives a power cut when this returns.
+
+        ``fresh`` where other processes write it too, each under a lock they share: it is looked at again first.
+        """
         with self._mutex:
-            file = self._file or self._open()
+            file = self._file
+            if file is None:
+                file = self._open()
+            elif fresh:
+                self._generation = self._newest(file)
             assert self._generation is not None
             generation = self._generation + 1
-            slot = SLOT.pack(MAGIC, generation, position, owner, 0)[:-4]
+            last = bytes(16) if seen is None else seen.pack()
+            slot = SLOT.pack(MAGIC, generation, position, owner, last, 0)[:-4]
             file.write_at(generation % 2 * SECTOR, slot + struct.pack("<I", zlib.crc32(slot)))
             self._generation = generation
             if sync:
                 file.sync()
+
+    def map_slots(self, owner: bytes) -> Slots | None:
+        """Return the register in memory, for who moves it often and alone; None where that cannot be done safely."""
+        with self._mutex:
+            file = self._file or self._open()
+            if not kernel.native or sys.byteorder != "little" or not isinstance(file, PosixFile):
+                return None
+            if self._generation == 0 or not kernel.tail.overwrites(file.fd):  # never written: its room is not sure
+                return None
+            return kernel.tail.Slots(file.map(0, 2 * SECTOR, writable=True), self._generation or 0, owner)
 
     def close(self) -> None:
         """Let go of the file."""
@@ -121,20 +204,23 @@ class Register:
             file.truncate(2 * SECTOR)
             file.sync()
             disk.sync_folder(folder_of(self.path))
-        slots = self._slots(file.read_at(0, 2 * SECTOR))
-        self._file, self._generation = file, max(slots)[0] if slots else 0
+        self._file, self._generation = file, self._newest(file)
         return file
 
+    def _newest(self, file: File) -> int:
+        slots = self._slots(file.read_at(0, 2 * SECTOR))
+        return max(slots)[0] if slots else 0
+
     @staticmethod
-    def _slots(data: bytes) -> list[tuple[int, bytes, int]]:
+    def _slots(data: bytes) -> list[tuple[int, bytes, int, bytes]]:
         slots = []
         for start in (0, SECTOR):
             raw = data[start : start + SLOT.size]
             if len(raw) < SLOT.size:
                 continue
-            magic, generation, position, owner, crc = SLOT.unpack(raw)
+            magic, generation, position, owner, seen, crc = SLOT.unpack(raw)
             if magic == MAGIC and crc == zlib.crc32(raw[:-4]):
-                slots.append((generation, owner, position))
+                slots.append((generation, owner, position, seen))
         return slots
 
 
@@ -156,6 +242,7 @@ class Sidecar:
         self._disk = disk
         self.prefix = prefix
         self.mark = Register(disk, prefix + "mark")
+        self.rolls = Register(disk, prefix + "lock")
         self._cursors: dict[str, Register] = {}
 
     # --- Identity
@@ -165,26 +252,29 @@ class Sidecar:
         path = self.prefix + "id"
         try:
             with self._disk.open(path) as file:
-                data = file.read_at(0, 1 << 16)
+                data = file.read_at(0, MOST_JSON_BYTES)
         except FileNotFoundError:
             return None
-        try:
-            return msgspec.json.decode(data, type=Identity)
-        except msgspec.DecodeError as exc:
-            raise CorruptionError(path, 0, f"not the identity of a log: {exc}") from None
+        identity = decode_json(path, data, Identity, "the identity of a log")
+        if identity.version != 1:
+            raise UnsupportedError(
+                f"{path}: version {identity.version} of a log's identity is not read by this release"
+            )
+        return identity
 
     def create_identity(self, content: str = "raw") -> Identity:
         """Give the log a new random id; cursors of the old one stop counting."""
         identity = Identity(uuid.uuid4().hex, content, time.time_ns())
+        identity = msgspec.structs.replace(identity, check=identity.checksum())
         save_atomically(self._owned, self.prefix + "id", msgspec.json.encode(identity) + b"\n")
         return identity
 
     # --- The writer's lock
 
-    def lock(self) -> Lock:
-        """Take the writer's lock, which the original implementations do not know of."""
+    def lock(self, of: str | None = None) -> Lock:
+        """Take the writer's lock, which the original implementations do not know of, and ``of``, the data it is for."""
         try:
-            return self._owned.lock(self.prefix + "lock")
+            return self._owned.lock(self.prefix + "lock", of)
         except LockedError:
             name = self.prefix.removesuffix(".penstock-").removesuffix("/penstock-")
             raise LockedError(f"{name}: another writer has it open") from None
@@ -206,6 +296,27 @@ class Sidecar:
         if found is None or found[0] == self._owned.boot_id():
             return None
         return found[1]
+
+    def kept_power(self) -> bool:
+        """Whether the mark is of this boot: nothing that was visible since can have been lost to a power cut."""
+        try:
+            found = self.mark.read()
+        except CorruptionError:
+            return False
+        return found is not None and found[0] == boot_id_of(self._disk)
+
+    def note_roll(self, position: int) -> None:
+        """Note where a file was ended in this boot, for whoever looks for damage; a failure does no harm."""
+        with contextlib.suppress(OSError):
+            self.rolls.write(self._owned.boot_id(), position, sync=False)
+
+    def last_roll(self) -> int | None:
+        """Return where the last file was ended, if that was in this boot: no power cut can have taken a Roll since."""
+        try:
+            found = self.rolls.read()
+        except (OSError, CorruptionError):
+            return None  # only its owner may read it, or it is damaged: nobody knows
+        return found[1] if found is not None and found[0] == boot_id_of(self._disk) else None
 
     def remove_mark(self) -> None:
         """Forget the mark."""
@@ -233,9 +344,25 @@ class Sidecar:
             return None
         return found[1]
 
-    def write_cursor(self, name: str, position: int, *, sync: bool = True) -> None:
-        """Move a cursor, after the work up to ``position`` is done."""
-        self._cursor(name).write(self._log_id(), position, sync=sync)
+    def write_cursor(self, name: str, position: int, *, sync: bool = True, seen: Fingerprint | None = None) -> None:
+        """Move a cursor, after the work up to ``position`` is done; ``seen`` is the last record before it."""
+        self._cursor(name).write(self._log_id(), position, sync=sync, seen=seen)
+
+    def cursor_seen(self, name: str) -> Fingerprint | None:
+        """Return the fingerprint that was given with the position of a cursor: check it before reading on."""
+        return self._cursor(name).seen()
+
+    def shipped_floor(self) -> int | None:
+        """Return up to where retention may take a log that is being shipped; None for one that is not.
+
+        A log that is shipped has a cursor ``ship-…``; then every named cursor holds what is behind it.
+        """
+        if not any(name.startswith(SHIP) for name in self.cursor_names()):
+            return None
+        try:
+            return min(self.cursors().values(), default=0)
+        except CorruptionError:
+            return 0  # one that cannot be read holds everything
 
     def remove_cursor(self, name: str) -> None:
         """Forget a cursor."""
@@ -248,6 +375,7 @@ class Sidecar:
     def close(self) -> None:
         """Let go of the files."""
         self.mark.close()
+        self.rolls.close()
         for register in self._cursors.values():
             register.close()
 

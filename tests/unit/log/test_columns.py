@@ -78,9 +78,9 @@ def test_one_kind_and_time_serve_all_or_there_is_one_for_each() -> None:
     for arguments, reason in (
         ({"kind": [1, 2]}, "kind has 2 values for 4 records"),
         ({"timestamp_ns": [1] * 5}, "timestamp_ns has 5 values"),
-        ({"kind": 65536}, "kind must be between 0 and 65535"),
-        ({"kind": [0, 0, 0, -1]}, "kind must be between"),
-        ({"timestamp_ns": -1}, "timestamp_ns must be between"),
+        ({"kind": 65536}, "kind=65536: must be between 0 and 65535"),
+        ({"kind": [0, 0, 0, -1]}, "kind=-1: must be between"),
+        ({"timestamp_ns": -1}, "timestamp_ns=-1: must be between"),
     ):
         with pytest.raises(OptionsError, match=reason):
             columns_of(VALUES, **arguments)  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.disk import FaultyDisk, MemoryDisk, PosixDisk
-from penstock.errors import CorruptionError, LockedError, OptionsError
+from penstock.errors import CorruptionError, LockedError, OptionsError, UnsupportedError
 from penstock.log.sidecar import MAGIC, SECTOR, Register, Sidecar
 
 OWNER = bytes(range(16))
@@ -117,7 +117,7 @@ def test_an_identity_is_new_each_time_and_read_back() -> None:
     assert len(bytes.fromhex(first.log_id)) == 16
     assert sidecar.create_identity().log_id != first.log_id
     disk.modify("orders.penstock-id").write_at(0, b"{not json")
-    with pytest.raises(CorruptionError, match=r"orders\.penstock-id at byte 0: not the identity"):
+    with pytest.raises(CorruptionError, match=r"orders\.penstock-id at byte 1: not the identity"):
         sidecar.identity()
 
 
@@ -177,3 +177,58 @@ def test_the_lock_names_the_log(tmp_path: Path) -> None:
             Sidecar(disk, prefix).lock()
         held.release()
     Sidecar(PosixDisk(), f"{tmp_path}/x.penstock-").lock().release()
+
+
+def flips(data: bytes) -> list[bytes]:
+    return [data[:at] + bytes((data[at] ^ bit,)) + data[at + 1 :] for at in range(len(data)) for bit in (1, 0x20, 0x80)]
+
+
+def test_a_damaged_identity_is_named_with_its_byte_or_changes_nothing() -> None:
+    disk = MemoryDisk()
+    sidecar = Sidecar(disk, "log.penstock-")
+    identity = sidecar.create_identity()
+    path = "log.penstock-id"
+    good = disk.open(path).read_at(0, 4096)
+    damaged = [*flips(good), *(good[:size] for size in range(len(good))), b"[" * 60_000, bytes(len(good))]
+    refused = 0
+    for data in damaged:
+        disk.remove(path)
+        disk.create(path).write_at(0, data)
+        try:
+            found = sidecar.identity()
+        except (CorruptionError, UnsupportedError) as exc:
+            assert path in str(exc)
+            refused += 1
+        else:
+            assert found is not None
+            assert (found.log_id, found.content) == (identity.log_id, identity.content)
+    assert refused > len(good)
+
+
+def test_an_identity_without_a_checksum_is_read() -> None:
+    disk = MemoryDisk()
+    disk.create("log.penstock-id").write_at(
+        0, b'{"log_id":"000102030405060708090a0b0c0d0e0f","content":"raw","created_ns":1,"version":1}\n'
+    )
+    found = Sidecar(disk, "log.penstock-").identity()
+    assert found is not None
+    assert found.log_id == "000102030405060708090a0b0c0d0e0f"
+
+
+def test_a_damaged_register_is_refused_or_has_a_position_that_was_written() -> None:
+    disk = MemoryDisk()
+    register = Register(disk, "r")
+    register.write(OWNER, 100)
+    register.write(OWNER, 200)
+    good = disk.open("r").read_at(0, 4096)
+    for data in [*flips(good), *(good[:size] for size in range(0, len(good), 7))]:
+        disk.remove("r")
+        disk.create("r").write_at(0, data)
+        try:
+            assert Register(disk, "r").read() in ((OWNER, 100), (OWNER, 200), None)
+        except CorruptionError as exc:
+            assert exc.file == "r"
+    disk.remove("r")
+    disk.create("r").write_at(0, b"x" * 1024)
+    with pytest.raises(CorruptionError, match="r at byte 0"):
+        Register(disk, "r").read()

@@ -2,65 +2,46 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import logging
 import os
 import threading
-from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.disk import Backoff, Disk, Lock, PosixDisk
-from penstock.disk.posix import folder_of
-from penstock.errors import CorruptionError, LockedError, OptionsError, PenstockError
+from penstock.disk import Disk, Lock, Owned, disk_for, when_there
+from penstock.errors import LockedError, OptionsError, PenstockError
 from penstock.log.filechannel.ack import AckReceiver
+from penstock.log.filechannel.ends import OwnedEnd
+from penstock.log.filechannel.format import LARGEST, segment_path
+from penstock.log.filechannel.handle import QueueHandle
+from penstock.log.filechannel.opening import find_end, make_folder
 from penstock.log.filechannel.options import ChannelOptions
 from penstock.log.filechannel.packer import Packer
+from penstock.log.filechannel.patient import PatientSpool
 from penstock.log.filechannel.receiver import Receiver
-from penstock.log.filechannel.recover import find_tail, readable_cursors
 from penstock.log.filechannel.retain import Retention
 from penstock.log.filechannel.sender import Sender
-from penstock.log.filechannel.spool import PatientSpool, Spool
-from penstock.log.filechannel.view import ChannelReceivers, ChannelView
+from penstock.log.filechannel.shared import SharedChannel
+from penstock.log.filechannel.spool import Spool
+from penstock.log.filechannel.stats import ChannelStats, stats_of
+from penstock.log.filechannel.view import ChannelView
+from penstock.log.writers import note_writer
+from penstock.options import options_from, shows_options
 from penstock.types import Problem
 
-__all__ = ["FileChannel", "ChannelStats"]
-
-logger = logging.getLogger(__name__)
+__all__ = ["FileChannel"]
 
 
-class ChannelStats(msgspec.Struct, frozen=True):
-    """Where a channel and its receivers stand; positions are exclusive bounds.
-
-    >>> ChannelStats(0, 22, 22, None, 1, 86, {"billing": 11}, {"billing": 11}, None).lag_bytes
-    {'billing': 11}
-    """
-
-    first_position: int
-    write_position: int
-    visible_position: int
-    durable_position: int | None
-    segments: int
-    disk_bytes: int
-    receivers: dict[str, int]
-    """What each named receiver, open or away, and each open one without a name holds from."""
-    lag_bytes: dict[str, int]
-    error: str | None
-    """Why nothing more can be sent."""
-
-
-class FileChannel(ChannelReceivers):
+class FileChannel(QueueHandle):
     """A durable queue in a folder, owned by this process: senders, receivers, and the log's writer face.
 
     Byte-compatible with risingwavelabs/filechannel.  Safe to use from several threads.
 
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
-    >>> with FileChannel.open(folder.name + "/jobs", ChannelOptions(segment_bytes=1 << 20)) as channel:
+    >>> with FileChannel.open(folder.name + "/jobs", segment_bytes=1 << 20) as channel:
     ...     tx, rx = channel.tx(), channel.rx()
     ...     position = tx.send(b"hello")
     ...     rx.recv(timeout=1), channel.stats().write_position
@@ -68,18 +49,17 @@ class FileChannel(ChannelReceivers):
     >>> folder.cleanup()
     """
 
+    has_times = False
+    largest_message = LARGEST
+
     def __init__(self, path: str, options: ChannelOptions, disk: Disk) -> None:
         super().__init__(path, disk)
         self.options = options
         self.problems: list[Problem] = []
         """What opening it trimmed or set aside."""
-        if options.create:
-            disk.make_folder(path)
-            if options.sync != "none":
-                disk.sync_folder(folder_of(path))
-        elif disk.stat(path) is None:
-            raise OptionsError(f"{path}: there is no channel here, and it is not to be created")
+        make_folder(disk, path, options)
         self._held: Lock = self._take_lock()
+        self._owned = Owned(disk, path)
         try:
             self._open()
         except BaseException:
@@ -87,20 +67,51 @@ class FileChannel(ChannelReceivers):
                 with contextlib.suppress(OSError, PenstockError):
                     self._spool.close()
             self._sidecar.close()
+            self._owned.release()
             self._held.release()
             raise
+        note_writer(disk, path, self)
 
     @classmethod
+    @shows_options(ChannelOptions)
     def open(
-        cls, path: str | os.PathLike[str], options: ChannelOptions | None = None, *, disk: Disk | None = None
+        cls,
+        path: str | os.PathLike[str],
+        options: ChannelOptions | None = None,
+        *,
+        disk: Disk | None = None,
+        **given: Any,
     ) -> FileChannel:
-        """Open a channel, made if it is not there; LockedError while another process or handle has it."""
-        return cls(os.fspath(path).rstrip("/") or "/", options or ChannelOptions(), disk or PosixDisk())
+        """Open a channel, made if it is not there; LockedError while another process or handle has it.
+
+        Options as keywords or as one object; ChannelOptions says what each means.
+        """
+        options = options_from(ChannelOptions, options, given)
+        return cls(os.fspath(path).rstrip("/") or "/", options, disk or disk_for(path))
 
     @staticmethod
-    def attach(path: str | os.PathLike[str], *, disk: Disk | None = None) -> ChannelView:
-        """Look on at a channel that another process owns, or nobody: receivers, and nothing is sent."""
-        return ChannelView(os.fspath(path).rstrip("/") or "/", disk or PosixDisk())
+    @shows_options(ChannelOptions)
+    def share(
+        path: str | os.PathLike[str],
+        options: ChannelOptions | None = None,
+        *,
+        disk: Disk | None = None,
+        **given: Any,
+    ) -> SharedChannel:
+        """Open a channel that any number of processes send into, a turn each; made if it is not there.
+
+        Options as keywords or as one object; ChannelOptions says what each means.
+        """
+        options = options_from(ChannelOptions, options, given)
+        return SharedChannel(os.fspath(path).rstrip("/") or "/", options, disk or disk_for(path))
+
+    @staticmethod
+    def attach(path: str | os.PathLike[str], *, timeout: float | None = 0.0, disk: Disk | None = None) -> ChannelView:
+        """Look on at a channel that another process owns, or nobody: receivers and groups, and nothing is sent.
+
+        For one that nobody has made yet it waits up to ``timeout`` seconds, None for ever; then NotFoundError.
+        """
+        return when_there(lambda: ChannelView(os.fspath(path).rstrip("/") or "/", disk or disk_for(path)), timeout)
 
     # --- Receivers
 
@@ -119,14 +130,16 @@ class FileChannel(ChannelReceivers):
 
     def append(self, payload: Any, *, kind: int = 0, timestamp_ns: int | None = None) -> int:
         """Send one message and return its position; this format keeps no kind and no time."""
-        del timestamp_ns
+        if timestamp_ns is not None:
+            raise OptionsError(f"{self.path}: timestamp_ns={timestamp_ns}: a filechannel has no room for times")
         if kind:
             raise OptionsError(f"{self.path}: kind={kind}: a filechannel has no room for kinds")
         return self._spool.append(payload)
 
     def append_many(self, payloads: Any, *, kind: Any = 0, timestamp_ns: Any = None) -> NDArray[np.int64]:
         """Send many messages and return their positions."""
-        del timestamp_ns
+        if timestamp_ns is not None:
+            raise OptionsError(f"{self.path}: timestamp_ns: a filechannel has no room for times")
         if np.any(kind):
             raise OptionsError(f"{self.path}: kind: a filechannel has no room for kinds")
         return self._spool.append_many(payloads)
@@ -139,6 +152,10 @@ class FileChannel(ChannelReceivers):
     def sync(self) -> int:
         """Return when everything sent so far survives a power cut, with the position that bounds it."""
         return self._spool.sync()
+
+    def _send_again(self, payloads: list[bytes]) -> None:
+        self._spool.append_many(payloads)
+        self._spool.sync()
 
     # --- Looking after it
 
@@ -159,70 +176,11 @@ class FileChannel(ChannelReceivers):
     def stats(self) -> ChannelStats:
         """Return where the channel and its receivers stand."""
         self._check_open()
-        receivers = self._retention.holding()
-        end = self._spool.end
-        return ChannelStats(
-            first_position=self.folder.first_position(),
-            write_position=end,
-            visible_position=self._spool.visible,
-            durable_position=self._sidecar.durable_position(),
-            segments=len(self.folder.files()),
-            disk_bytes=self._retention.measure(),
-            receivers=receivers,
-            lag_bytes={name: max(0, end - position) for name, position in receivers.items()},
-            error=self._spool.error,
-        )
+        return stats_of(self.folder, self._spool, self._retention, self._sidecar)
 
-    # --- For receivers
-
-    def still(self) -> contextlib.AbstractContextManager[Any]:
-        """Collect nothing while a receiver finds its place; used by receivers."""
-        return self._retention.mutex
-
-    @property
-    def visible(self) -> int:
-        """Behind the newest message receivers see."""
-        return self._spool.visible
-
-    @property
-    def closed(self) -> str:
-        """Why nothing more will come, or nothing."""
-        return self._spool.closed
-
-    def end(self) -> int:
-        """Where the channel ends for receivers."""
-        return self._spool.visible
-
-    def wait(self, look: Callable[[], bool], gone: Callable[[], bool], position: int, timeout: float | None) -> bool:
-        """Wait for a message at ``position``; used by receivers."""
-        del look
-        return self._spool.wait(gone, position, timeout)
-
-    async def arrival(self, position: int, timeout: float | None, backoff: Backoff) -> None:
-        """Wait for a message at ``position`` on an event loop, which whoever sends it wakes; used by receivers."""
-        del backoff
-        loop, woken = asyncio.get_running_loop(), asyncio.Event()
-
-        def wake() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
-                loop.call_soon_threadsafe(woken.set)
-
-        self._spool.listen(wake, position)
-        try:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(timeout):
-                    await woken.wait()
-        finally:
-            self._spool.unlisten(wake)
-
-    def moved(self, position: int) -> None:
-        """Note that a receiver has passed everything below ``position``; used by receivers."""
-        if not self._spool.closed:
-            self._retention.moved(position)
-
-    def left(self, receiver: Receiver) -> None:
-        """Let go of what a closed receiver held alone; used by receivers."""
-        super().left(receiver)
+    def _left(self, receiver: Receiver) -> None:
+        """Let go of what a closed receiver held alone."""
+        super()._left(receiver)
         self._spool.wake_all()  # it may be waiting in another thread or task
         if self.options.collect and not self._spool.closed:
             self._retention.collect()
@@ -231,27 +189,30 @@ class FileChannel(ChannelReceivers):
 
     def _take_lock(self) -> Lock:
         try:
-            return self._disk.lock(self.path + "/lock")
+            return self._disk.lock(self.path + "/lock", of=self.path)
         except LockedError:
             raise LockedError(f"{self.path}: another process or handle has this channel open") from None
 
+    def _newest_segment(self) -> str | None:
+        """Return the path of the segment that is written to, None when there is none."""
+        plain = [index for index, files in self.folder.files().items() if files.plain]
+        return segment_path(self.path, max(plain)) if plain else None
+
     def _open(self) -> None:
         options, disk = self.options, self._disk
-        self._sweep()
-        self._identify()
-        tail, self.problems = find_tail(disk, self.folder, self._sidecar)
-        if options.sync == "none":
-            self._sidecar.remove_mark()  # from here on nothing is promised that it could tell
+        self._owned.take(self._newest_segment())
+        tail, self.problems = find_end(disk, self.folder, self._sidecar, options)
         self._retention = Retention(disk, self.folder, options, self._sidecar, self.open_receivers)
         bounded = bool(options.keep_bytes or options.keep_seconds)
         self._packer: Packer | None = None
         if options.compression != "none":
             self._packer = Packer(disk, self.folder, options.compression, self._retention)
         self._spool = (PatientSpool if bounded and options.policy == "block" else Spool)(
-            disk, self.path, options, self._sidecar, tail,
+            disk, self.path, options, self._sidecar, tail, self._owned,
             admit=self._retention.admit if bounded else None, rotated=self._rotated,
         )  # fmt: skip
         spool = self._spool
+        self._end: OwnedEnd = OwnedEnd(self.folder, spool, self._retention)
         self._retention.newest = lambda: spool.index
         self._retention.end = lambda: spool.end
         self._retention.measure()
@@ -260,25 +221,6 @@ class FileChannel(ChannelReceivers):
             files.plain and index < spool.index - 1 for index, files in self.folder.files().items()
         ):
             self._packer.kick()
-
-    def _sweep(self) -> None:
-        """Remove what a crash left half made."""
-        for name in self._disk.list(self.path):
-            if name == "penstock-new" or (name.startswith("segment.") and name.endswith(".z.ing")):
-                self._disk.remove(f"{self.path}/{name}")
-
-    def _identify(self) -> None:
-        """Give a channel of the original its id; receivers that had looked on before keep their places."""
-        try:
-            identity = self._sidecar.identity()
-        except CorruptionError as exc:
-            logger.warning("%s; the channel gets a new id", exc)
-            identity = None
-        if identity is None:
-            cursors = readable_cursors(self._sidecar)
-            self._sidecar.create_identity(self.options.content)
-            for name, position in cursors.items():
-                self._sidecar.write_cursor(name, position)
 
     def _rotated(self) -> None:
         self._retention.rotated()
@@ -289,6 +231,7 @@ class FileChannel(ChannelReceivers):
         """Flush, stop background work, let go of the lock.  Receivers without a name can read on to the end."""
         if self._spool.closed:
             return
+        self._close_groups()
         try:
             self._spool.close()
         finally:
@@ -298,6 +241,7 @@ class FileChannel(ChannelReceivers):
                 if isinstance(receiver, AckReceiver) and receiver.name is not None:
                     receiver.close()  # its name is free for the next one
             self._sidecar.close()
+            self._owned.release()
             self._held.release()
 
     def forked(self) -> None:
@@ -308,6 +252,7 @@ class FileChannel(ChannelReceivers):
         if self._packer is not None:
             self._packer.forked()
         self._retention.mutex = threading.RLock()
+        self._owned.release()
         self._held.release()
 
     def __repr__(self) -> str:

@@ -37,7 +37,7 @@ import msgspec
 
 from penstock.errors import CorruptionError
 
-__all__ = ["Header", "Stop", "Method", "segment_path", "segment_index", "HEADER_BYTES", "FRAME_HEAD", "LARGEST"]
+__all__ = ["Header", "FrameStop", "Method", "segment_path", "segment_index", "HEADER_BYTES", "FRAME_HEAD", "LARGEST"]
 
 PLAIN: Final = struct.Struct(">IQ")
 PACKED: Final = struct.Struct(">IQQB")
@@ -52,7 +52,7 @@ Method = Literal["snappy", "gzip"]
 METHODS: Final[tuple[Method, ...]] = ("snappy", "gzip")  # their numbers are on disk: add, never renumber
 
 
-class Stop(enum.IntEnum):
+class FrameStop(enum.IntEnum):
     """Why a scan over frames stopped: the numbers of kernel/filechannel.pyx and its twin."""
 
     LIMIT = 0
@@ -101,6 +101,11 @@ class Header(msgspec.Struct, frozen=True):
         if begin > LAST_POSITION:
             raise CorruptionError(path, 4, f"begin offset {begin} is past what a position holds")
         return cls(index, begin, end, method)
+
+    def misplaced(self, path: str) -> CorruptionError:
+        """Return what to say of a header that is in the file of another segment."""
+        reason = f"the header is that of segment {self.index}: another segment's file, or zeros"
+        return CorruptionError(path, 0, reason)
 
 
 def segment_path(folder: str, index: int, suffix: str = "") -> str:

@@ -9,11 +9,15 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from penstock.batch import Batch
-from penstock.disk import Backoff, ClosingHandle, Disk, PosixDisk, ReadDisk
-from penstock.errors import CorruptionError, ExpiredError, OptionsError, ReplacedError
+from penstock.disk import ClosingHandle, Disk, FolderWait, LoopWait, ReadDisk, ReadFile, read_disk_for
+from penstock.disk.doors import refuse_other
+from penstock.errors import CorruptionError, ExpiredError, NotFoundError, OptionsError, ReplacedError
+from penstock.log.damage import DamageMet, check_on_damage
+from penstock.log.face import OnDamage
 from penstock.log.filechannel.cut import cut
 from penstock.log.filechannel.format import HEADER_BYTES, segment_index, segment_path
 from penstock.log.filechannel.recover import walk_to_end
+from penstock.log.filechannel.room import is_room
 from penstock.log.filechannel.segments import Folder, Walk
 from penstock.log.filechannel.verify import verify
 from penstock.log.options import DEFAULT_LIMIT
@@ -23,7 +27,7 @@ from penstock.types import Problem
 if TYPE_CHECKING:
     from penstock.log.filechannel.channel import FileChannel
 
-__all__ = ["FileChannelLog", "open_reader", "open_writer", "recognise", "end_of", "check_same"]
+__all__ = ["FileChannelLog", "open_reader", "open_writer", "recognise", "end_of", "check_same", "gaps"]
 
 
 class FileChannelLog(ClosingHandle):
@@ -46,21 +50,26 @@ class FileChannelLog(ClosingHandle):
     origin = 0
     has_kinds = False
 
-    def __init__(self, path: str | os.PathLike[str], disk: ReadDisk | None = None) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], disk: ReadDisk | None = None, *, on_damage: OnDamage = "raise"
+    ) -> None:
         super().__init__()
-        self.path = os.fspath(path)
-        self._disk = disk or PosixDisk()
+        check_on_damage(on_damage)
+        self.path, self.on_damage = os.fspath(path), on_damage
+        self._met = DamageMet()
+        self._disk = disk or read_disk_for(path)
         self._sidecar = Sidecar(self._disk, self.path + "/penstock-")
         self._folder = Folder(self._disk, self.path)
         self._lock = threading.RLock()
         self._walk = Walk(self._folder)
         self._at = -1
         self._ends: dict[int, int] = {}
-        identity = self._sidecar.identity()
-        self._log_id = None if identity is None else identity.log_id
         found = self._disk.stat(self.path)
         if found is None or not found.is_folder:
-            raise OptionsError(f"{self.path}: there is no channel here")
+            raise NotFoundError(f"{self.path}: there is no channel here")
+        refuse_other(self._disk, self.path, "queue")
+        identity = self._sidecar.identity()
+        self._log_id = None if identity is None else identity.log_id
 
     @property
     def first_position(self) -> int:
@@ -83,8 +92,43 @@ class FileChannelLog(ClosingHandle):
         identity = self._sidecar.identity()
         return "raw" if identity is None else identity.content
 
+    @property
+    def damage(self) -> list[Problem]:
+        """What reading has stepped over so far."""
+        return list(self._met.problems)
+
+    @property
+    def damage_count(self) -> int:
+        """How many places reading has stepped over so far."""
+        return self._met.count
+
+    def gaps(self, expected: int | None, batch: Batch) -> int:
+        """Return whether messages are missing in front of a batch."""
+        return gaps(expected, batch)
+
     def read(self, position: int, limit: int = DEFAULT_LIMIT) -> Batch:
-        """Return messages from ``position`` on; CorruptionError on damage, which ``skip_damage`` steps over."""
+        """Return messages from ``position`` on; CorruptionError on damage, unless it is to be stepped over."""
+        while True:
+            try:
+                return self._read(position, limit)
+            except CorruptionError as exc:
+                following = self._step_over(self._walk, position, exc)
+                if following is None:
+                    return Batch.of([], positions=[], next_position=position)
+                position = following
+
+    def _step_over(self, walk: Walk, position: int, exc: CorruptionError) -> int | None:
+        """Return where to read on behind damage, which is noted; None when nothing follows it yet."""
+        if self.on_damage == "raise":
+            raise exc
+        with self._lock:
+            found = walk.skip_damage(position)
+            self._met.add(Problem(exc.file, exc.byte, exc.reason) if found is None else found[1])
+            if found is not None:
+                self._at = found[0]  # where the walk is to go on
+        return None if found is None else found[0]
+
+    def _read(self, position: int, limit: int) -> Batch:
         with self._lock:
             jumped = position != self._at  # reading on needs no look at the folder
             if jumped:
@@ -117,23 +161,35 @@ class FileChannelLog(ClosingHandle):
         at = self.next_position if position is None else position
         if at < self.first_position:
             raise ExpiredError(self.path, at, self.first_position)
-        walk, backoff, since = Walk(self._folder), Backoff(), time.monotonic()
+        walk, waiting, since = Walk(self._folder), FolderWait(self._disk, self.path), time.monotonic()
         try:
             while True:
-                batch = walk.read(at, limit)
+                try:
+                    batch = walk.read(at, limit)
+                except CorruptionError as exc:
+                    following = self._step_over(walk, at, exc)
+                    if following is None:
+                        raise
+                    at = following
+                    continue
                 at = batch.next_position
                 if len(batch):
                     yield batch
-                    backoff.reset()
+                    waiting.reset()
                     since = time.monotonic()
                     continue
                 self._check_same()
                 remaining = None if timeout is None else since + timeout - time.monotonic()
                 if remaining is not None and remaining <= 0:
                     return
-                time.sleep(backoff.delay(remaining))
+                waiting.pause(remaining)
         finally:
+            waiting.close()
             walk.close()
+
+    def waiter(self) -> LoopWait:
+        """Return what waits for more messages on an event loop: the folder tells of them."""
+        return LoopWait(self._disk, self.path)
 
     def cut(self, start: int, end: int, span_bytes: int) -> list[tuple[int, int]]:
         """Return spans of about ``span_bytes``: small segments together, long plain ones cut at messages."""
@@ -172,6 +228,7 @@ class FileChannelLog(ClosingHandle):
             "next_position": end,
             "durable_position": self.durable_position,
             "bytes": total,
+            "damage": self.damage,
             "cursors": cursors,
             "receivers": {
                 name: {"position": position, "lag_bytes": max(0, end - position)} for name, position in cursors.items()
@@ -193,7 +250,7 @@ class FileChannelLog(ClosingHandle):
 
 
 def end_of(folder: Folder, known: dict[int, int] | None = None) -> int:
-    """Return the position behind the last whole message: the newest segment is walked for it.
+    """Return the position behind the last whole message, and behind damage: the newest segment is walked for it.
 
     ``known`` remembers how far, so that the next walk begins there.
     """
@@ -213,8 +270,25 @@ def end_of(folder: Folder, known: dict[int, int] | None = None) -> int:
             end = walk_to_end(file, header.begin, size, None, start)[0]
             known.clear()
             known[index] = end
-            return end
+            return _behind_damage(folder, file, header.begin, size, end)
     return 0
+
+
+def _behind_damage(folder: Folder, file: ReadFile, begin: int, size: int, end: int) -> int:
+    """Return where a newest segment ends whose messages are whole up to ``end``: damage is no end of it.
+
+    What is being written, or was torn, is one: nothing whole lies behind it.
+    """
+    reach = begin + size - HEADER_BYTES
+    if end >= reach or is_room(file, HEADER_BYTES + end - begin, size):
+        return end
+    walk = Walk(folder)
+    try:
+        while end < reach and (found := walk.skip_damage(end)) is not None:
+            end = walk_to_end(file, begin, size, None, found[0])[0]
+    finally:
+        walk.close()
+    return min(end, reach)
 
 
 def check_same(sidecar: Sidecar, path: str, log_id: str | None) -> None:
@@ -236,13 +310,23 @@ def recognise(disk: ReadDisk, path: str) -> bool:
     return any(segment_index(name) is not None for name in names) or own == ["lock"]
 
 
-def open_reader(disk: ReadDisk, path: str) -> FileChannelLog:
+def open_reader(disk: ReadDisk, path: str, on_damage: OnDamage | None = None) -> FileChannelLog:
     """Open a channel with the common face."""
-    return FileChannelLog(path, disk)
+    return FileChannelLog(path, disk, on_damage=on_damage or "raise")
 
 
-def open_writer(disk: Disk, path: str, content: str = "raw") -> FileChannel:
-    """Open a channel for writing with default options, created if it is not there."""
+def gaps(expected: int | None, batch: Batch) -> int:
+    """Return whether messages are missing in front of a batch: within one, messages touch each other."""
+    return int(len(batch) > 0 and expected is not None and int(batch.positions[0]) != expected)
+
+
+def open_writer(
+    disk: Disk,
+    path: str,
+    content: str = "raw",
+    largest_bytes: int | None = None,  # noqa: ARG001
+) -> FileChannel:
+    """Open a channel for writing with default options, created if it is not there; a frame takes almost 4 GiB."""
     from penstock.log.filechannel.channel import FileChannel
     from penstock.log.filechannel.options import ChannelOptions
 

@@ -43,8 +43,8 @@ class ChannelOptions:
     """How large all segments together may grow; 0 sets no bound.  At least twice ``segment_bytes``."""
 
     keep_seconds: float = 0.0
-    """How old the oldest sealed segment may grow, by the time its file was last written; 0 sets no bound.  The file of
-    a compressed one was written when it was compressed."""
+    """How old the oldest sealed segment may grow; 0 sets no bound.  Its age is what has gone by since it was sealed, on
+    a clock that nobody can set (filechannel/ages.py): time during which the machine was off does not count."""
 
     policy: Policy = "refuse"
     """What a send does at those bounds: ``refuse`` (Backpressure), ``block`` until receivers have made room (or

@@ -19,7 +19,7 @@ from typing import Final
 
 import numpy as np
 
-from penstock.disk import Disk, ReadFile
+from penstock.disk import Disk, ReadFile, start_thread
 from penstock.errors import CorruptionError, PenstockError, UnsupportedError
 from penstock.log.filechannel.compress import PACK_BYTES, Unpacker, pack
 from penstock.log.filechannel.format import HEADER_BYTES, Header, Method, segment_path
@@ -47,8 +47,7 @@ class Packer:
         """Have a look at what there is to do, soon."""
         self._wanted.set()
         if self._thread is None and not self._stopping.is_set():
-            self._thread = threading.Thread(target=self._work, name="penstock-pack", daemon=True)
-            self._thread.start()
+            self._thread = start_thread(self._work, "penstock-pack")  # or the next kick tries again: plain is as good
 
     def run(self, *, again: bool = False) -> int:
         """Compress all that may be compressed, ``again`` also what failed before; return how many segments."""
@@ -107,14 +106,14 @@ class Packer:
                     logger.warning("%s; set aside, its plain file is there", exc)
                     set_aside(self._disk, self._folder.path, f"segment.{index}.z")
                 else:
-                    return self._swap(None, packed, plain)
+                    return self._swap(index, None, packed, plain)
             temporary = packed + ".ing"
             try:
                 self._write(source, header, temporary)
                 if self._stopping.is_set():
                     return False
                 self._compare(temporary, source)
-                return self._swap(temporary, packed, plain)
+                return self._swap(index, temporary, packed, plain)
             finally:
                 with contextlib.suppress(FileNotFoundError):
                     self._disk.remove(temporary)
@@ -158,7 +157,7 @@ class Packer:
             if at != source.stat().size:
                 raise CorruptionError(packed, 12, f"it holds {at} of the {source.stat().size} bytes of {source.path}")
 
-    def _swap(self, temporary: str | None, packed: str, plain: str) -> bool:
+    def _swap(self, index: int, temporary: str | None, packed: str, plain: str) -> bool:
         with self._retention.mutex:
             if self._disk.stat(plain) is None:
                 return False  # collected meanwhile: it must not come back
@@ -167,7 +166,7 @@ class Packer:
             self._disk.sync_folder(self._folder.path)
             with contextlib.suppress(FileNotFoundError):
                 self._disk.remove(plain)
-            self._retention.measure()
+            self._retention.packed(index)
         return True
 
 

@@ -11,58 +11,27 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any, Final, Literal, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 from penstock.batch import Batch
-from penstock.disk import Backoff, ClosingHandle
+from penstock.disk import ClosingHandle, LoopWait
 from penstock.errors import ClosedError, CorruptionError, OptionsError, Timeout
+from penstock.log.damage import log_skipped
+from penstock.log.face import OnDamage
+from penstock.log.filechannel.ends import QueueEnd
 from penstock.log.filechannel.segments import Folder, Walk
-from penstock.log.options import DEFAULT_LIMIT
+from penstock.log.options import DEFAULT_LIMIT, Start
 from penstock.types import Problem
 
-__all__ = ["Receiver", "Source", "Start", "OnDamage", "resolve", "aligned"]
+__all__ = ["Receiver", "OnClose", "resolve", "aligned", "begins_or_damaged"]
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-Start = Literal["first", "latest"]
-OnDamage = Literal["raise", "skip"]
+OnClose = Callable[["Receiver"], None]
 AHEAD_MESSAGES: Final = 4096
 AHEAD_BYTES: Final = 256 << 10
 BATCH_BYTES: Final = 1 << 20
-
-
-class Source(Protocol):
-    """What a receiver needs of its channel, be it the writer's or one looking on from another process."""
-
-    path: str
-    folder: Folder
-
-    @property
-    def visible(self) -> int | None:
-        """The bound of what may be read, where it is known."""
-
-    @property
-    def closed(self) -> str:
-        """Why nothing more will come, or nothing."""
-
-    def wait(self, look: Callable[[], bool], gone: Callable[[], bool], position: int, timeout: float | None) -> bool:
-        """Wait until ``look`` may find something at ``position``, or the receiver is ``gone``."""
-
-    async def arrival(self, position: int, timeout: float | None, backoff: Backoff) -> None:
-        """Wait a while, or until something is at ``position``, without blocking the event loop."""
-
-    def end(self) -> int:
-        """Where the channel ends now."""
-
-    def still(self) -> contextlib.AbstractContextManager[Any]:
-        """Collect nothing while a receiver finds its place."""
-
-    def moved(self, position: int) -> None:
-        """Note that a receiver has passed everything below ``position``."""
-
-    def left(self, receiver: Any) -> None:
-        """Note that a receiver was closed."""
 
 
 class Receiver(ClosingHandle):
@@ -85,14 +54,17 @@ class Receiver(ClosingHandle):
     name: str | None = None
     """What a receiver that acknowledges is known by, if it has a name."""
 
-    def __init__(self, source: Source, position: int, on_damage: OnDamage = "raise") -> None:
+    def __init__(
+        self, end: QueueEnd, position: int, on_damage: OnDamage = "raise", *, on_close: OnClose = lambda _: None
+    ) -> None:
         super().__init__()
         if on_damage not in ("raise", "skip"):
             raise OptionsError(f"on_damage={on_damage!r}: must be raise or skip")
-        self._source, self._on_damage = source, on_damage
-        self._walk = Walk(source.folder)
+        self._end, self._on_damage, self._on_close = end, on_damage, on_close
+        self._walk = Walk(end.folder)
         self._lock = threading.RLock()
         self._dead = ""
+        self._waiting: LoopWait | None = None  # made by the first who waits on an event loop
         self.problems: list[Problem] = []
         """The damage that was stepped over, with ``on_damage="skip"``."""
         self._put(position)
@@ -108,10 +80,15 @@ class Receiver(ClosingHandle):
 
     def recv(self, timeout: float | None = None) -> bytes:
         """Return the next message, waiting for it; Timeout when it takes longer than ``timeout`` seconds."""
+        with self._lock:
+            at = self._at
+            if at < self._count:  # read ahead already: the rest of this is for the others
+                self._at = at + 1
+                return self._payloads[at]
         deadline = None if timeout is None else time.monotonic() + timeout
         while (payload := self.try_recv()) is None:
             if not self._wait(None if deadline is None else deadline - time.monotonic()):
-                raise Timeout(f"{self._source.path}: no message within {timeout} s")
+                raise Timeout(f"{self._end.path}: no message within {timeout} s")
         return payload
 
     def try_recv(self) -> bytes | None:
@@ -162,17 +139,22 @@ class Receiver(ClosingHandle):
             if (remaining is not None and remaining <= 0) or not self._wait(remaining):
                 return batch
 
-    def batches(self, max: int = DEFAULT_LIMIT, timeout: float | None = None) -> Iterator[Batch]:
-        """Yield batches of up to ``max`` and wait for more; end when ``timeout`` seconds brought none."""
+    def batches(
+        self, limit: int = DEFAULT_LIMIT, timeout: float | None = None, *, max: int | None = None
+    ) -> Iterator[Batch]:
+        """Yield batches of up to ``limit`` and wait for more; end when ``timeout`` seconds brought none.
+
+        ``max`` is the former name of ``limit``.
+        """
         with self._until_closed():
-            while len(batch := self.recv_many(max, timeout)):
+            while len(batch := self.recv_many(limit if max is None else max, timeout)):
                 yield batch
 
-    async def abatches(self, max: int = DEFAULT_LIMIT) -> AsyncIterator[Batch]:
+    async def abatches(self, limit: int = DEFAULT_LIMIT, *, max: int | None = None) -> AsyncIterator[Batch]:
         """Yield batches and wait for more without blocking the event loop, until the channel is closed."""
         with self._until_closed():
             while True:
-                yield await self._await(lambda: self._take(max) or None, None)
+                yield await self._await(lambda: self._take(limit if max is None else max) or None, None)
 
     def _take(self, limit: int) -> Batch:
         if limit < 1:
@@ -205,17 +187,17 @@ class Receiver(ClosingHandle):
     @property
     def lag_bytes(self) -> int:
         """How many frame bytes lie between what it holds and the end of the channel."""
-        return max(0, self._source.end() - self._passed())
+        return max(0, self._end.end() - self._passed())
 
     def _passed(self) -> int:
         return self.position
 
     def depth(self, limit: int | None = None) -> int:
         """Count the messages it has yet to receive, at most ``limit``: this reads them."""
-        walk, position, count = Walk(self._source.folder), self.position, 0
+        walk, position, count = Walk(self._end.folder), self.position, 0
         try:
             while limit is None or count < limit:
-                batch = walk.read(position, DEFAULT_LIMIT, self._source.visible)
+                batch = walk.read(position, DEFAULT_LIMIT, self._end.visible)
                 if not len(batch):
                     break
                 count, position = count + len(batch), batch.next_position
@@ -224,11 +206,11 @@ class Receiver(ClosingHandle):
         return count if limit is None else min(count, limit)
 
     def seek(self, position: Start | int) -> None:
-        """Go to the first or the latest message, or to one by its position; a refused seek changes nothing."""
-        with self._lock, self._source.still():
+        """Go to the earliest or the latest message, or to one by its position; a refused seek changes nothing."""
+        with self._lock, self._end.pause_collection():
             self._check_open()
-            self._put(resolve(self._source, position))
-        self._source.moved(self.held)
+            self._put(resolve(self._end, position))
+        self._end.moved(self.held)
 
     def skip_damage(self) -> Problem | None:
         """Step over a damaged place to the next message that is whole; return what was stepped over.
@@ -237,7 +219,7 @@ class Receiver(ClosingHandle):
         so for the damaged place together with the first message behind it.
         """
         with self._lock:
-            found = self._walk.skip_damage(self.position, self._source.visible)
+            found = self._walk.skip_damage(self.position, self._end.visible)
             if found is None:
                 return None
             self._put(found[0])
@@ -252,9 +234,12 @@ class Receiver(ClosingHandle):
                 return
             self._dead = "the receiver is closed"
             self._walk.close()
+            waiting, self._waiting = self._waiting, None
+            if waiting is not None:
+                waiting.close()
             self._next, self._batch = self.position, None
             self._at = self._count = 0
-        self._source.left(self)
+        self._on_close(self)
 
     def forked(self) -> None:
         """Close in the child of a fork."""
@@ -263,7 +248,7 @@ class Receiver(ClosingHandle):
         self._batch, self._at, self._count = None, 0, 0
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {self._source.path} {self._dead or f'at {self.position}'}>"
+        return f"<{type(self).__name__} of {self._end.path} {self._dead or f'at {self.position}'}>"
 
     # --- How it reads
 
@@ -272,7 +257,7 @@ class Receiver(ClosingHandle):
         self._check_open()
         while True:
             try:
-                batch = self._walk.read(self._next, limit, self._source.visible, want)
+                batch = self._walk.read(self._next, limit, self._end.visible, want)
                 break
             except CorruptionError:
                 if self._on_damage == "raise":
@@ -280,17 +265,17 @@ class Receiver(ClosingHandle):
                 problem = self.skip_damage()
                 if problem is None:
                     raise
-                logger.warning("%s; skipped", problem)
+                log_skipped(problem)
                 self.problems.append(problem)
         self._hold, self._next = self._next, batch.next_position
         if not len(batch):
             self._batch, self._at, self._count = None, 0, 0
-            self._source.moved(self.held)
+            self._end.moved(self.held)
             return False
         self._batch, self._at, self._count = batch, 0, len(batch)
         self._payloads = batch.to_payloads() if payloads else _Lazy(batch)
         self._filled(batch)
-        self._source.moved(self.held)
+        self._end.moved(self.held)
         return True
 
     def _filled(self, batch: Batch) -> None:
@@ -298,26 +283,28 @@ class Receiver(ClosingHandle):
 
     def _wait(self, timeout: float | None) -> bool:
         self._check_open()
-        if self._source.wait(self._look, self._gone, self._next, timeout):
+        if self._end.wait(self._look, self._gone, self._next, timeout):
             return True
         self._check_open()
-        if self._source.closed and not self._look():
-            raise ClosedError(f"{self._source.path}: {self._source.closed}, and everything in it was received")
+        if self._end.closed and not self._look():
+            raise ClosedError(f"{self._end.path}: {self._end.closed}, and everything in it was received")
         return False
 
     async def _await(self, look: Callable[[], T | None], timeout: float | None) -> T:
         """Return what ``look`` finds, on the event loop: looking costs little, the waiting is asynchronous."""
-        deadline, backoff = None if timeout is None else time.monotonic() + timeout, Backoff()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        waiting = self._waiting = self._waiting or self._end.waiter()
+        waiting.reset()
         while True:
-            closed = self._source.closed  # before the look: what was sent before it was closed is there
+            closed = self._end.closed  # before the look: what was sent before it was closed is there
             if (found := look()) is not None:
                 return found
             if closed:
-                raise ClosedError(f"{self._source.path}: {closed}, and everything in it was received")
+                raise ClosedError(f"{self._end.path}: {closed}, and everything in it was received")
             remaining = None if deadline is None else deadline - time.monotonic()
             if remaining is not None and remaining <= 0:
-                raise Timeout(f"{self._source.path}: no message within {timeout} s")
-            await self._source.arrival(self._next, remaining, backoff)
+                raise Timeout(f"{self._end.path}: no message within {timeout} s")
+            await self._end.arrival(self._next, remaining, waiting)
 
     @contextlib.contextmanager
     def _until_closed(self) -> Iterator[None]:
@@ -325,7 +312,7 @@ class Receiver(ClosingHandle):
         try:
             yield
         except ClosedError:
-            if not self._source.closed:
+            if not self._end.closed:
                 raise
 
     def _look(self) -> bool:
@@ -337,7 +324,7 @@ class Receiver(ClosingHandle):
 
     def _check_open(self) -> None:
         if self._dead:
-            raise ClosedError(f"{self._source.path}: {self._dead}")
+            raise ClosedError(f"{self._end.path}: {self._dead}")
 
 
 class _Lazy(list[bytes]):
@@ -351,28 +338,45 @@ class _Lazy(list[bytes]):
         return bytes(self._source.payload(index))
 
 
-def resolve(source: Source, position: Start | int) -> int:
+def resolve(end: QueueEnd, position: Start | int) -> int:
     """Return the position a start means; it must be that of a message, or the end."""
-    if position == "first":
-        return source.folder.first_position()
+    if position == "earliest":
+        return end.folder.first_position()
     if position == "latest":
-        return source.end()
+        return end.end()
     if not isinstance(position, int) or position < 0:
-        raise OptionsError(f"{position!r}: must be 'first', 'latest' or a position")
-    if position > source.end():
-        raise OptionsError(f"{source.path}: position {position} is past the end of the channel, {source.end()}")
-    if not aligned(source.folder, position, source.visible):
-        raise OptionsError(f"{source.path}: no message begins at position {position}")
+        raise OptionsError(f"{position!r}: must be 'earliest', 'latest' or a position")
+    if position > end.end():
+        raise OptionsError(f"{end.path}: position {position} is past the end of the channel, {end.end()}")
+    if not aligned(end.folder, position, end.visible):
+        raise OptionsError(f"{end.path}: no message begins at position {position}")
     return position
 
 
 def aligned(folder: Folder, position: int, bound: int | None) -> bool:
     """Whether a message begins or ends at ``position``; ExpiredError when that is before the first."""
+    try:
+        return _walks_to(folder, position, bound)
+    except CorruptionError:
+        return False
+
+
+def begins_or_damaged(folder: Folder, position: int, bound: int | None) -> bool:
+    """Whether a message begins or ends at ``position``, or damage before it hides that."""
+    try:
+        return _walks_to(folder, position, bound)
+    except CorruptionError:
+        return True
+
+
+def _walks_to(folder: Folder, position: int, bound: int | None) -> bool:
     from penstock.errors import ExpiredError
 
     indexes = list(folder.files())
     place = folder.locate(indexes, position)
     if place is None:
+        if position >= folder.first_position() and folder.damaged_first() is not None:
+            return True  # nobody can tell, and reading there says why
         raise ExpiredError(folder.path, position, folder.first_position())
     at = folder.begin(indexes[place]) or 0
     walk = Walk(folder)
@@ -382,8 +386,6 @@ def aligned(folder: Folder, position: int, bound: int | None) -> bool:
             if not len(batch):
                 return False
             at = batch.next_position
-    except CorruptionError:
-        return False
     finally:
         walk.close()
     return at == position

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from itertools import pairwise
 from typing import Final
 
 import msgspec
@@ -22,7 +23,8 @@ from penstock import kernel
 from penstock.disk import Disk, File, ReadFile
 from penstock.errors import CorruptionError
 from penstock.log.filechannel.compress import Unpacker
-from penstock.log.filechannel.format import FRAME_HEAD, HEADER_BYTES, Header, Stop, segment_path
+from penstock.log.filechannel.format import FRAME_HEAD, HEADER_BYTES, FrameStop, Header, segment_path
+from penstock.log.filechannel.room import is_room
 from penstock.log.filechannel.segments import Folder
 from penstock.log.sidecar import Sidecar
 from penstock.types import Problem
@@ -33,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 WINDOW_BYTES: Final = 4 << 20
 NEW: Final = "penstock-new"
+MARK_POSITION_BYTE: Final = 16
+"""Where the register of the mark has its position."""
 
 
 class Tail(msgspec.Struct):
@@ -46,12 +50,26 @@ class Tail(msgspec.Struct):
 
 def find_tail(disk: Disk, folder: Folder, sidecar: Sidecar) -> tuple[Tail, list[Problem]]:
     """Return where to write on, having trimmed and set aside what is in the way; only under the lock."""
+    mark = _mark(sidecar)[1]
+    tail, problems = _find_tail(disk, folder, sidecar)
+    lost = not folder.files()  # every segment is gone
+    if mark and (mark > tail.end or lost):
+        end = "no segment is left" if lost else f"the queue ends at {tail.end}"
+        reason = f"everything below {mark} was synced, but {end}: it was cut, or its files are older than the mark"
+        problem = Problem(sidecar.mark.path, MARK_POSITION_BYTE, reason)
+        logger.warning("%s", problem)
+        problems.append(problem)
+    return tail, problems
+
+
+def _find_tail(disk: Disk, folder: Folder, sidecar: Sidecar) -> tuple[Tail, list[Problem]]:
     problems: list[Problem] = []
     files = folder.files()
-    missing = [index for index in range(min(files, default=0), max(files, default=0)) if index not in files]
-    if missing:
-        path = segment_path(folder.path, missing[0])
-        problems.append(Problem(path, 0, f"missing: {len(missing)} segment(s) between others; repair closes the gap"))
+    indexes = list(files)
+    gaps = [(index, later - index - 1) for index, later in pairwise(indexes) if later > index + 1]
+    if gaps:
+        path, count = segment_path(folder.path, gaps[0][0] + 1), sum(count for _, count in gaps)
+        problems.append(Problem(path, 0, f"missing: {count} segment(s) between others; repair closes the gap"))
     for found in files.values():
         if found.plain and found.packed:
             found.packed = settle_pair(disk, folder, found.index, problems)
@@ -63,6 +81,8 @@ def find_tail(disk: Disk, folder: Folder, sidecar: Sidecar) -> tuple[Tail, list[
             if found.packed:
                 with disk.open(segment_path(folder.path, index, ".z")) as file:
                     header = Header.decode(file.path, file.read_at(0, HEADER_BYTES), packed=True)
+                if header.index != index:
+                    raise header.misplaced(file.path)
                 assert header.end is not None
                 clamp_cursors(sidecar, header.end)
                 return Tail(index + 1, header.end, header.end, exists=False), problems
@@ -89,13 +109,19 @@ def set_aside(disk: Disk, folder: str, name: str) -> str:
     return target
 
 
-def clamp_cursors(sidecar: Sidecar, position: int) -> None:
+def clamp_cursors(sidecar: Sidecar, position: int, *, kept: bool | None = None) -> None:
     """Move back every cursor past ``position``: what comes there next has not been seen by anyone.
 
-    It is done before a file is cut, so that a crash in between only delivers again.
+    It is done before a file is cut, so that a crash in between only delivers again.  Without a power cut the messages
+    that were seen behind the end did not just vanish: then the cursor stays, and its receiver is told.  ``kept`` says
+    whether that is so, instead of the mark.
     """
+    kept = sidecar.kept_power() if kept is None else kept
     for name, cursor in readable_cursors(sidecar).items():
         if cursor > position:
+            seen = sidecar.cursor_seen(name)
+            if kept and seen is not None and seen.position >= position:
+                continue
             logger.warning("%scursor-%s: moved back from %d to %d, where the messages end", sidecar.prefix, name,
                            cursor, position)  # fmt: skip
             sidecar.write_cursor(name, position)
@@ -173,11 +199,16 @@ def _mend_plain(
     path = segment_path(folder.path, index)
     with disk.modify(path) as file:
         header = Header.decode(path, file.read_at(0, HEADER_BYTES), packed=False)
+        if header.index != index:
+            raise header.misplaced(path)
         size = file.stat().size
         end, reason = walk_to_end(file, header.begin, size, _mark(sidecar)[0])
         stop = HEADER_BYTES + end - header.begin
         clamp_cursors(sidecar, end)
         if stop == size:
+            return Tail(index, header.begin, end, exists=True)
+        if not sealed and is_room(file, stop, size):  # its writer was killed: nothing is missing
+            file.truncate(stop)
             return Tail(index, header.begin, end, exists=True)
         reason = f"{reason}; {size - stop} bytes trimmed"
         aside = _keep(disk, folder, file, index, stop, size)
@@ -219,14 +250,31 @@ def walk_to_end(
             if len(empty):
                 return int(columns[0][empty[0]]), "zeros behind the durable mark, after a loss of power"
         position += at
-        if status == Stop.BAD_CRC:
+        if status == FrameStop.BAD_CRC:
             return position, f"the message at position {position} fails its checksum"
-        if status == Stop.SHORT and not count:
+        if status == FrameStop.SHORT and not count:
             needed = FRAME_HEAD + int.from_bytes(data[:4], "big")
             if len(data) < FRAME_HEAD or needed > end - position:
                 return position, f"the message at position {position} is torn"
             want = needed
     return position, ""
+
+
+def count_messages(file: ReadFile, size: int) -> tuple[int, int]:
+    """Return how many whole messages a plain segment begins with, whatever its header says, and the bytes behind."""
+    columns = tuple(np.empty(65_536, np.int64) for _ in range(3))
+    at, count, want = 0, 0, WINDOW_BYTES
+    while at < size:
+        data = file.read_at(HEADER_BYTES + at, min(want, size - at))
+        found, after, status = kernel.scan_frames(data, 0, len(data), 0, *columns)
+        count, at, want = count + found, at + after, WINDOW_BYTES
+        if status == FrameStop.BAD_CRC or len(data) < FRAME_HEAD:
+            break
+        if status == FrameStop.SHORT and not found:
+            want = FRAME_HEAD + int.from_bytes(data[:4], "big")
+            if want > size - at:
+                break
+    return count, size - at
 
 
 def _keep(disk: Disk, folder: Folder, file: ReadFile, index: int, stop: int, size: int) -> str | None:

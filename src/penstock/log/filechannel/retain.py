@@ -4,6 +4,9 @@ A receiver holds everything from its acknowledged position on.  Open receivers h
 their cursor files, whether they are open, away, or in another process.  Without any of them what holds is the
 furthest position anyone has passed: nothing, if there never was a receiver.
 
+What a roll pays does not depend on how many segments there are: the sealed ones are listed once (sealed.py), and of the
+named receivers the one that held last is asked first.
+
 The mutex here is the one the compressor renames under: a segment being collected is never brought back.
 """
 
@@ -13,16 +16,18 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from itertools import pairwise
+from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
+from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.disk import Disk
 from penstock.errors import Backpressure, CorruptionError, OptionsError
-from penstock.log.filechannel.format import segment_path
+from penstock.log.filechannel.ages import Ages
+from penstock.log.filechannel.format import HEADER_BYTES, segment_path
 from penstock.log.filechannel.options import ChannelOptions
-from penstock.log.filechannel.segments import Files, Folder
-from penstock.log.sidecar import Sidecar
+from penstock.log.filechannel.sealed import Sealed
+from penstock.log.filechannel.segments import Folder
+from penstock.log.sidecar import SHIP, Sidecar
 from penstock.metrics import REGISTRY
 
 __all__ = ["Retention", "Holder"]
@@ -32,6 +37,7 @@ DROPPED: Final = REGISTRY.counter("filechannel_dropped_bytes", "bytes removed by
 AGE_CHECK_SECONDS: Final = 1.0
 LOOK_AGAIN_SECONDS: Final = 0.05
 NOTHING_SEALED: Final = 1 << 63
+MANY_SEGMENTS: Final = 100
 
 
 class Holder(Protocol):
@@ -54,6 +60,7 @@ class Retention:
         options: ChannelOptions,
         sidecar: Sidecar,
         holders: Callable[[], Iterable[Holder]],
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._disk, self._folder, self._options, self._sidecar = disk, folder, options, sidecar
         self._holders = holders
@@ -62,16 +69,18 @@ class Retention:
         """The index being written, which is never removed."""
         self.end: Callable[[], int] = lambda: 0
         self._passed = 0
-        self._boundary: int | None = None  # where the oldest segment ends: below it nothing can go
-        self._bytes, self._bytes_at = 0, 0
-        self._aged = self._in_vain = 0.0
+        self.boundary: int | None = None  # where the oldest segment ends: below it nothing can go
+        self._sealed = Sealed(disk, folder)
+        self._ages = Ages(disk, sidecar.prefix + "ages", clock) if options.keep_seconds else None
+        self._slowest_name = ""  # who held the oldest segment when all were asked
+        self._aged = self._in_vain = self._asked = 0.0
 
     # --- Receivers
 
     def moved(self, position: int) -> None:
         """Note that a receiver has passed everything below ``position``; cheap unless a segment may be done with."""
         self._passed = max(self._passed, position)
-        boundary = self._boundary
+        boundary = self.boundary
         if not self._options.collect or (boundary is not None and position < boundary):
             return
         if boundary is not None and any(holder.held < boundary for holder in self._holders()):
@@ -83,7 +92,13 @@ class Retention:
     def floor(self) -> int:
         """Return the position below which nobody needs anything."""
         with self.mutex:
-            return min(self.holding().values(), default=self._passed)
+            return self._lowest(self.holding())
+
+    def _lowest(self, held: dict[str, int]) -> int:
+        """Return where the slowest receiver is.  A shipper holds like one, but reads for nobody: it lets nothing go."""
+        readers = [position for name, position in held.items() if not name.startswith(SHIP)]
+        lowest = min(readers, default=self._passed)
+        return min([lowest, *held.values()])
 
     def holding(self) -> dict[str, int]:
         """Return from where each receiver holds: named ones, open or away, and as #0, #1, … open ones without a name.
@@ -103,24 +118,42 @@ class Retention:
     def collect(self) -> int:
         """Remove the segments nobody needs; return how many."""
         with self.mutex:
-            floor, removed = self.floor(), 0
-            for files, end in self._sealed():
-                if end is None or end > floor:
-                    self._boundary = end
-                    break
-                self._remove(files)
+            self._catch_up()
+            oldest = self._sealed.oldest()
+            if oldest is None:
+                self.boundary = NOTHING_SEALED
+                return 0
+            if self._still_held(oldest.end):
+                self.boundary = oldest.end
+                return 0
+            held, self._asked = self.holding(), time.monotonic()
+            floor, removed = self._lowest(held), 0
+            self._slowest_name = min(held, key=lambda name: held[name]) if held else ""
+            while oldest is not None and oldest.end is not None and oldest.end <= floor:
+                self._remove(oldest.index)
                 removed += 1
-            else:
-                self._boundary = NOTHING_SEALED
-            if self._options.keep_bytes:
-                self.measure()
+                oldest = self._sealed.oldest()
+            self.boundary = NOTHING_SEALED if oldest is None else oldest.end
             return removed
 
     def rotated(self) -> None:
         """Look again, because a segment was sealed."""
-        self._boundary = None
-        if self._options.collect:
+        with self.mutex:
+            self.boundary = None
+            self._catch_up()
+            if self._ages is not None:
+                self._ages.note(self.newest())
+        if self._options.collect and not (len(self._sealed) > MANY_SEGMENTS and self._looked_just_now()):
             self.collect()
+
+    def _looked_just_now(self) -> bool:
+        """Whether everyone was asked in vain a moment ago; asking lists the folder, which many segments make long."""
+        return time.monotonic() - self._asked < LOOK_AGAIN_SECONDS
+
+    def packed(self, index: int) -> None:
+        """Note that a segment was compressed."""
+        with self.mutex:
+            self._sealed.look_again(index)
 
     def admit(self, size: int) -> None:
         """Make room for ``size`` bytes within the bounds, or refuse: Backpressure, nothing is sent."""
@@ -137,36 +170,56 @@ class Retention:
             self._aged = time.monotonic()
 
     def usage(self) -> int:
-        """Return the bytes of all segments, as of the last look plus what was sent since."""
-        return self._bytes + self.end() - self._bytes_at
+        """Return the bytes of all segments, those of the newest as far as it was sent."""
+        with self.mutex:
+            self._catch_up()
+            begin = self._folder.begin(self.newest())
+            return self._sealed.bytes + HEADER_BYTES + (0 if begin is None else self.end() - begin)
 
     def measure(self) -> int:
-        """Look how many bytes all segments have."""
+        """Look again how many bytes all segments have."""
         with self.mutex:
-            total = 0
-            for files in self._folder.files().values():
-                for suffix in ("", ".z"):
-                    found = self._disk.stat(segment_path(self._folder.path, files.index, suffix))
-                    total += 0 if found is None else found.size
-            self._bytes, self._bytes_at = total, self.end()
-            return total
+            self._sealed.load(self.newest())
+            return self.usage()
+
+    def _catch_up(self) -> None:
+        """Take note of what was sealed since the last look, by whoever sends."""
+        self._sealed.grow(self.newest())
+
+    def _still_held(self, end: int | None) -> bool:
+        """Whether the receiver that held the oldest segment last does so still: one look instead of one at each."""
+        name = self._slowest_name
+        if end is None or not name or name.startswith("#"):
+            return False
+        try:
+            held = self._sidecar.read_cursor(name)
+        except (CorruptionError, OptionsError):
+            return False
+        return held is not None and held < end
 
     def _bound(self, exceeded: Callable[[], bool], bound: str) -> None:
         with self.mutex:
-            while exceeded():
-                oldest = next(self._sealed(), None)
-                if self._options.policy != "drop_oldest" or oldest is None:
-                    raise Backpressure(
-                        f"{self._folder.path}: {bound} is reached; {self._slowest()}, the channel ends at {self.end()}"
-                    )
-                files, end = oldest
-                floor = self.floor()
-                if end is None or end > floor:
-                    logger.warning("%s: dropped segment %d for %s, though a receiver is at %d",
-                                   self._folder.path, files.index, bound, floor)  # fmt: skip
-                    DROPPED.add((end or floor) - (self._folder.begin(files.index) or 0))
-                self._remove(files)
-                self.measure()
+            floor: int | None = None
+            unread: list[int] = []
+            try:
+                while exceeded():
+                    oldest = self._sealed.oldest()
+                    if self._options.policy != "drop_oldest" or oldest is None:
+                        raise Backpressure(
+                            f"{self._folder.path}: {bound} is reached; {self._slowest()}, "
+                            f"the channel ends at {self.end()}"
+                        )
+                    if floor is None:  # asked once: it reads the cursor of every receiver
+                        floor = self.floor()
+                    if oldest.end is None or oldest.end > floor:
+                        unread.append(oldest.index)
+                        DROPPED.add((oldest.end or floor) - (self._folder.begin(oldest.index) or 0))
+                    self._remove(oldest.index)
+            finally:
+                if unread:
+                    which = f"segment {unread[0]}" if len(unread) == 1 else f"segments {unread[0]} to {unread[-1]}"
+                    logger.warning("%s: dropped %s for %s, though a receiver is at %d",
+                                   self._folder.path, which, bound, floor)  # fmt: skip
 
     def _slowest(self) -> str:
         held = self.holding()
@@ -176,21 +229,18 @@ class Retention:
         return f"the slowest receiver is {name!r} at {held[name]}"
 
     def _too_old(self) -> bool:
-        for files, _ in self._sealed():
-            suffix = "" if files.plain else ".z"
-            found = self._disk.stat(segment_path(self._folder.path, files.index, suffix))
-            return found is not None and time.time_ns() - found.modified_ns > self._options.keep_seconds * 1e9
-        return False
+        oldest = self._sealed.oldest()
+        if oldest is None or self._ages is None:
+            return False
+        stats = (self._disk.stat(segment_path(self._folder.path, oldest.index, suffix)) for suffix in ("", ".z"))
+        written = next((found.modified_ns for found in stats if found is not None), None)
+        return self._ages.age(oldest.index, written) > self._options.keep_seconds
 
-    def _sealed(self) -> Iterator[tuple[Files, int | None]]:
-        """Yield the sealed segments, oldest first, each with where it ends."""
-        newest = self.newest()
-        for files, later in pairwise(self._folder.files().values()):
-            if files.index < newest:
-                yield files, self._folder.begin(later.index)
-
-    def _remove(self, files: Files) -> None:
+    def _remove(self, index: int) -> None:
         for suffix in ("", ".z"):
             with contextlib.suppress(FileNotFoundError):
-                self._disk.remove(segment_path(self._folder.path, files.index, suffix))
-        self._folder.forget(files.index)
+                self._disk.remove(segment_path(self._folder.path, index, suffix))
+        self._folder.forget(index)
+        self._sealed.drop_oldest()
+        if self._ages is not None:
+            self._ages.forget_before(index + 1)

@@ -19,18 +19,27 @@ from penstock.errors import CorruptionError, ExpiredError, OptionsError, Replace
 from penstock.log.filechannel.format import (
     FRAME_HEAD,
     HEADER_BYTES,
+    FrameStop,
     Header,
-    Stop,
     segment_index,
     segment_path,
 )
-from penstock.log.filechannel.sources import READ_BYTES, Live, Mapped, Packed, Source
+from penstock.log.filechannel.lengths import proven_ends
+from penstock.log.filechannel.sources import READ_BYTES, Live, Mapped, OpenSegment, Packed
 from penstock.types import Problem
 
 __all__ = ["Folder", "Walk", "Files"]
 
 SPAN_BYTES: Final = 1 << 30  # a batch stays within what Arrow can address
 SECOND_LOOK_SECONDS: Final = 0.001
+LARGEST_UNPACKED: Final = 256 << 20
+"""The longest message that is unpacked: a small file can claim, and unpack to, a thousand times its size."""
+BELIEVED_BYTES: Final = 64 << 20
+"""A message of the newest segment that claims to be longer is summed up before it is read in one piece."""
+PROVEN_BYTES: Final = 64 << 20
+"""How far the end of a message whose length is wrong is looked for."""
+GLANCE_BYTES: Final = 1 << 20
+"""The same, where it may only be a message that is being written."""
 
 
 class Files(msgspec.Struct):
@@ -48,6 +57,7 @@ class Folder:
     def __init__(self, disk: ReadDisk, path: str) -> None:
         self.disk, self.path = disk, path
         self._begins: dict[int, int] = {}
+        self._false: dict[int, str] = {}  # oldest segments whose begin cannot be, and why
 
     def files(self) -> dict[int, Files]:
         """Return what is there by index, lowest first; leftovers of a compression do not count."""
@@ -77,6 +87,11 @@ class Folder:
                 continue
             try:
                 header = Header.decode(path, file.read_at(0, HEADER_BYTES), packed=suffix == ".z")
+                if header.index != index:
+                    if not suffix and self.disk.stat(path + ".z") is not None:
+                        file.close()
+                        continue  # a leftover of something else: the compressed one counts
+                    raise header.misplaced(path)
             except BaseException:
                 file.close()
                 raise
@@ -105,6 +120,8 @@ class Folder:
     def begin(self, index: int) -> int | None:
         """Return where a segment begins; None when its header cannot be read or it is gone."""
         known = self._begins.get(index)
+        if index in self._false:
+            return None
         if known is None:
             try:
                 file, header = self.open(index)
@@ -116,18 +133,64 @@ class Folder:
 
     def forget(self, index: int | None = None) -> None:
         """Forget what the header of a segment, or of all, said."""
+        self._false.clear()
         if index is None:
             self._begins.clear()
         else:
             self._begins.pop(index, None)
 
     def first_position(self) -> int:
-        """Return where the oldest readable segment begins; 0 for a channel without any."""
-        for index in self.files():
+        """Return where the oldest segment begins; 0 for a channel without any.
+
+        Of one whose header cannot be read this is a guess, below where the next one begins: reading there says so.
+        """
+        lost, indexes = 0, list(self.files())
+        for place, index in enumerate(indexes):
             begin = self.begin(index)
+            following = self.begin(indexes[place + 1]) if place + 1 < len(indexes) else None
+            if begin is not None and following is not None and begin > following:
+                self._false[index] = f"the segment begins at {begin}, but the next one at {following}"
+                begin = None
             if begin is not None:
-                return begin
+                return max(0, begin - lost)
+            if self.header_problem(index) is not None:
+                found = self.disk.stat(segment_path(self.path, index))
+                lost += max(1, 0 if found is None else found.size - HEADER_BYTES)
+                lost = 1 << 63 if index == 0 else lost  # a channel begins with position 0
         return 0
+
+    def header_problem(self, index: int) -> CorruptionError | None:
+        """Return what is wrong with the header of a segment; None where it is sound, or gone."""
+        if index in self._false:
+            return CorruptionError(segment_path(self.path, index), 4, self._false[index])
+        try:
+            self.open(index)[0].close()
+        except CorruptionError as exc:
+            return exc
+        except FileNotFoundError:
+            pass  # collected, since it was listed
+        return None
+
+    def damaged_first(self) -> CorruptionError | None:
+        """Return what is wrong with the oldest segment, where a later one shows that it had messages."""
+        found: CorruptionError | None = None
+        for index in self.files():
+            if self.begin(index) is not None:
+                return found
+            found = found or self.header_problem(index)
+        return None
+
+    def newest_bound(self) -> tuple[int, int] | None:
+        """Return where the newest readable segment begins and its file ends; None when it is compressed."""
+        for index in reversed(list(self.files())):
+            try:
+                file, header = self.open(index)
+            except (CorruptionError, FileNotFoundError):
+                continue
+            with file:
+                size = file.stat().size - HEADER_BYTES
+            return None if header.end is not None else (header.begin, header.begin + size)
+        return None
 
     def locate(self, indexes: list[int], position: int) -> int | None:
         """Return the place in ``indexes`` of the segment that holds a position; None below the first."""
@@ -159,9 +222,10 @@ class Walk:
     def __init__(self, folder: Folder) -> None:
         self.folder = folder
         self._index = -1
-        self._source: Source | None = None
+        self._source: OpenSegment | None = None
         self._next: tuple[int, int] | None = None  # index and begin of the segment behind this one
         self._scratch: tuple[np.ndarray, ...] = ()
+        self._judged = (-1, -1, False)  # position, size of the newest segment, whether the length there is wrong
 
     def read(self, position: int, limit: int, bound: int | None = None, want: int = READ_BYTES) -> Batch:
         """Return records from ``position`` on, at most ``limit``, none at or past ``bound`` (when it is known)."""
@@ -193,8 +257,9 @@ class Walk:
     def skip_damage(self, position: int, bound: int | None = None) -> tuple[int, Problem] | None:
         """Return where to read on behind damage at ``position``, and what it is; None where there is none.
 
-        A frame that fails its check is stepped over by its length if a whole, non-empty message follows there;
-        otherwise the rest of the segment is.  A search byte by byte might find a message inside a message.
+        A frame that fails its check is stepped over by its length if a whole, non-empty message follows there, else by
+        the length that its own checksum proves; otherwise the rest of the segment is.  A search byte by byte might find
+        a message inside a message.
         """
         try:
             self.read(position, 1, bound)
@@ -207,6 +272,8 @@ class Walk:
             later = (index for index in self.folder.files() if index > self._index)
             begins = (self.folder.begin(index) for index in later if not self._false_begin(index, position))
             after = next((begin for begin in begins if begin is not None and begin > position), bound)
+            if after is None and isinstance(self._source, Live):  # the rest of the newest segment
+                after = self._source.begin + self._source.size() - HEADER_BYTES
         if after is None or after <= position:
             return None
         return after, problem
@@ -236,6 +303,9 @@ class Walk:
             first = self.folder.first_position()
             if position < first:
                 raise ExpiredError(self.folder.path, position, first)
+            damaged = self.folder.damaged_first()
+            if damaged is not None:
+                raise damaged
             return  # no header can be read: there is nothing yet, and verify says why
         self._enter(indexes[place])
 
@@ -282,8 +352,10 @@ class Walk:
         size = min(size, max(SPAN_BYTES, needed))
         base = position - start
         count, at, status = kernel.scan_frames(buffer, start, start + size, base, *columns)
+        if isinstance(source, Mapped):
+            source.check(at)
         if not count:
-            self._stuck(position, Stop(status), bound)
+            self._stuck(position, FrameStop(status), bound)
             return _nothing(position)
         positions, offsets, lengths = (column[:count].copy() for column in columns)
         return Batch(buffer, positions, Spans(offsets, lengths), next_position=base + at)
@@ -296,26 +368,34 @@ class Walk:
 
     def _whole(self, position: int, needed: int, end: int | None) -> tuple[Any, int, int]:
         """Return a window for a frame larger than the usual one, if the segment can hold it at all."""
-        assert self._source is not None
+        source = self._source
+        assert source is not None
+        if isinstance(source, Packed) and needed > LARGEST_UNPACKED:
+            reason = f"a message of {needed - FRAME_HEAD} bytes; of a compressed segment {LARGEST_UNPACKED} are read"
+            raise CorruptionError(source.path, HEADER_BYTES, reason)
         if (end is not None and position + needed > end) or (
-            isinstance(self._source, Live) and self._source.byte_of(position) + needed > self._source.size()
+            isinstance(source, Live)
+            and (
+                source.byte_of(position) + needed > source.size()
+                or (needed > BELIEVED_BYTES and not source.sums_up(position, needed))
+            )
         ):
             needed = FRAME_HEAD
-        return self._source.window(position, needed, end)
+        return source.window(position, needed, end)
 
-    def _stuck(self, position: int, status: Stop, bound: int | None) -> None:
+    def _stuck(self, position: int, status: FrameStop, bound: int | None) -> None:
         """Say what is wrong at ``position``, unless it is only not there yet."""
         assert self._source is not None
-        live = self._next is None and bound is None
-        if live and status is Stop.SHORT:
+        live = self._next is None and bound is None and isinstance(self._source, Live)
+        if live and status is FrameStop.SHORT and not self._length_is_wrong(position):
             return  # being written, or torn: its writer finishes it or trims it
-        if live and status is Stop.BAD_CRC:
+        if live and status is FrameStop.BAD_CRC:
             time.sleep(SECOND_LOOK_SECONDS)
             buffer, start, size = self._source.window(position, READ_BYTES, None)
             again = tuple(np.empty(1, np.int64) for _ in range(3))
-            if kernel.scan_frames(buffer, start, start + size, 0, *again)[2] != Stop.BAD_CRC:
+            if kernel.scan_frames(buffer, start, start + size, 0, *again)[2] != FrameStop.BAD_CRC:
                 return
-        if status is Stop.BAD_CRC:
+        if status is FrameStop.BAD_CRC:
             reason = f"the message at position {position} fails its checksum"
         else:
             reason = f"the message at position {position} is cut short, or its length is wrong"
@@ -359,11 +439,11 @@ class Walk:
 
     def _hole(self, position: int, following: int) -> None:
         """Report that segments between this one and ``following`` cannot be read or are not there."""
-        indexes = list(self.folder.files())
-        if indexes and indexes[0] > self._index + 1:
+        files = self.folder.files()
+        if files and next(iter(files)) > self._index + 1:
             raise ExpiredError(self.folder.path, position, self.folder.first_position())
         for index in range(self._index + 1, min(following, self._index + 1000)):
-            if index not in indexes:
+            if index not in files:
                 path = segment_path(self.folder.path, index)
                 raise CorruptionError(path, 0, f"the segment is missing, though segment.{following} is there")
             self.folder.open(index)[0].close()  # raises what is wrong with its header
@@ -391,12 +471,32 @@ class Walk:
             after = position + FRAME_HEAD + int.from_bytes(memoryview(buffer)[start : start + 4], "big")
             if after == end:
                 return after
-            if after > end:
-                return None
-            follower = self._scan(after, 1, bound, READ_BYTES)
+            if after < end and self._message_at(after, bound):
+                return after
+            for after in proven_ends(source, position, end, PROVEN_BYTES):
+                if after == end or self._message_at(after, bound):
+                    return after
         except CorruptionError:
-            return None
-        return after if len(follower) and int(follower.payloads.lengths[0]) else None
+            pass
+        return None
+
+    def _message_at(self, position: int, bound: int | None) -> bool:
+        """Whether a whole, non-empty message begins there."""
+        try:
+            found = self._scan(position, 1, bound, READ_BYTES)
+        except CorruptionError:
+            return False
+        return len(found) > 0 and int(found.payloads.lengths[0]) > 0
+
+    def _length_is_wrong(self, position: int) -> bool:
+        """Whether a message that seems to reach past the newest segment is whole, but for its length."""
+        assert isinstance(self._source, Live)
+        size = self._source.size()
+        if self._judged[:2] != (position, size):
+            end = self._source.begin + size - HEADER_BYTES
+            proven = any(True for _ in proven_ends(self._source, position, end, GLANCE_BYTES))
+            self._judged = position, size, proven
+        return self._judged[2]
 
 
 def _nothing(position: int) -> Batch:

@@ -7,18 +7,20 @@ the batch's own bytes.  Nobody meets SIGBUS.
 
 from __future__ import annotations
 
+import zlib
 from typing import Any, Final, Protocol
 
-from penstock.disk import ReadFile
+from penstock.disk import ReadFile, view_of
+from penstock.errors import CorruptionError
 from penstock.log.filechannel.compress import Unpacker
-from penstock.log.filechannel.format import HEADER_BYTES, Header
+from penstock.log.filechannel.format import FRAME_HEAD, HEADER_BYTES, Header
 
-__all__ = ["Source", "Live", "Mapped", "Packed"]
+__all__ = ["OpenSegment", "Live", "Mapped", "Packed"]
 
 READ_BYTES: Final = 1 << 20
 
 
-class Source(Protocol):
+class OpenSegment(Protocol):
     """One open segment.
 
     ``window`` returns (buffer, offset of ``position`` in it, bytes that are good to look at from there): at
@@ -63,6 +65,19 @@ class Live:
         """Return the size of the file now."""
         return self._file.stat().size
 
+    def sums_up(self, position: int, length: int) -> bool:
+        """Whether a very long frame is whole, found out a piece at a time: no file can claim the memory."""
+        at = self.byte_of(position)
+        end, sum_ = at + length, 0
+        wanted = int.from_bytes(self._file.read_at(at + 4, 4), "big")
+        at += FRAME_HEAD
+        while at < end:
+            piece = self._file.read_at(at, min(4 * READ_BYTES, end - at))
+            if not piece:
+                return False
+            sum_, at = zlib.crc32(piece, sum_), at + len(piece)
+        return sum_ == wanted
+
     def close(self) -> None:
         """Let go of the file."""
         self._file.close()
@@ -75,21 +90,30 @@ class Mapped:
 
     def __init__(self, file: ReadFile, header: Header) -> None:
         self.path, self.begin = file.path, header.begin
-        self._map = file.map(0, max(HEADER_BYTES, file.stat().size))
-        file.close()
+        self._map = view_of(file, 0, max(HEADER_BYTES, file.stat().size))
+        self._file = file
 
     def window(self, position: int, want: int, bound: int | None) -> tuple[Any, int, int]:  # noqa: ARG002
         """Return the map: no copy, and as much as there is."""
         offset = self.byte_of(position)
-        end = len(self._map) if bound is None else min(len(self._map), self.byte_of(bound))
+        end = min(len(self._map), self._file.stat().size)  # behind a cut are zeros, and those are empty messages
+        if bound is not None:
+            end = min(end, self.byte_of(bound))
         return self._map, min(offset, end), max(0, end - offset)
+
+    def check(self, end: int) -> None:
+        """Raise CorruptionError if the file was cut before this byte while it was read."""
+        size = self._file.stat().size
+        if size < end:
+            raise CorruptionError(self.path, size, "it was cut while it was read")
 
     def byte_of(self, position: int) -> int:
         """Return the byte of the file."""
         return HEADER_BYTES + position - self.begin
 
     def close(self) -> None:
-        """Do nothing: the map goes with its last view."""
+        """Let go of the file; the map goes with its last view."""
+        self._file.close()
 
 
 class Packed:

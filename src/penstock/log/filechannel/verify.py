@@ -15,21 +15,29 @@ from typing import Final
 
 import msgspec
 
-from penstock.disk import Disk, File, PosixDisk
-from penstock.errors import CorruptionError, OptionsError
+from penstock.disk import Disk, File, disk_for
+from penstock.errors import CorruptionError, NotFoundError
 from penstock.log.filechannel.compress import Unpacker
 from penstock.log.filechannel.format import FRAME_HEAD, HEADER_BYTES, Header, segment_path
-from penstock.log.filechannel.recover import NEW, clamp_cursors, readable_cursors, set_aside, settle_pair
+from penstock.log.filechannel.recover import (
+    NEW,
+    clamp_cursors,
+    count_messages,
+    readable_cursors,
+    set_aside,
+    settle_pair,
+)
+from penstock.log.filechannel.room import is_room
 from penstock.log.filechannel.segments import Files, Folder, Walk
 from penstock.log.sidecar import Sidecar
 from penstock.types import Problem
 
-__all__ = ["verify", "repair"]
+__all__ = ["verify", "repair", "Repaired"]
 
 ZERO_PAGE_MESSAGES: Final = 512  # a page of zeros reads as this many empty messages
 
 
-class Finding(msgspec.Struct):
+class SegmentFinding(msgspec.Struct):
     """One segment as it was found: the runs of whole frames in it, and what is wrong."""
 
     files: Files
@@ -38,6 +46,8 @@ class Finding(msgspec.Struct):
     problems: list[Problem] = msgspec.field(default_factory=list)
     zeros: int = 0
     """How many empty messages it ends with."""
+    count: int = 0
+    """How many whole messages it has."""
 
     @property
     def size(self) -> int:
@@ -70,7 +80,7 @@ def verify(folder: Folder) -> Iterator[Problem]:
         expected = None if finding.header is None or (not finding.runs and finding.problems) else _end_of(finding)
 
 
-def _end_of(finding: Finding) -> int | None:
+def _end_of(finding: SegmentFinding) -> int | None:
     if finding.header is None:
         return None
     if finding.header.end is not None:
@@ -78,9 +88,9 @@ def _end_of(finding: Finding) -> int | None:
     return finding.runs[-1][1] if finding.runs else finding.header.begin
 
 
-def examine(folder: Folder, files: Files, following: int | None) -> Finding:
+def examine(folder: Folder, files: Files, following: int | None) -> SegmentFinding:
     """Read one segment through and say what is whole in it."""
-    finding = Finding(files)
+    finding = SegmentFinding(files)
     path = segment_path(folder.path, files.index, "" if files.plain else ".z")
     if files.plain and files.packed:
         finding.problems += _examine_pair(folder, files.index)
@@ -90,8 +100,9 @@ def examine(folder: Folder, files: Files, following: int | None) -> Finding:
         finding.problems.append(Problem(exc.file, exc.byte, exc.reason))
         return finding
     if files.plain and finding.header.method is not None:
-        reason = "it is not what the compressed file beside it holds, and that one counts"
-        finding.problems.append(Problem(path, 0, reason))
+        if folder.disk.stat(path) is not None:  # else it was compressed just now
+            reason = "it is not what the compressed file beside it holds, and that one counts"
+            finding.problems.append(Problem(path, 0, reason))
         path = segment_path(folder.path, files.index, ".z")
     with file:
         size = file.stat().size
@@ -107,7 +118,7 @@ def examine(folder: Folder, files: Files, following: int | None) -> Finding:
         reason = f"it holds positions up to {end}, but the next segment begins at {successor}"
         finding.problems.append(Problem(path, HEADER_BYTES + min(end, successor) - begin, reason))
         end = min(end, successor)
-    _runs(folder, finding, begin, end)
+    _runs(folder, finding, begin, end, newest=following is None)
     return finding
 
 
@@ -121,15 +132,22 @@ def _examine_pair(folder: Folder, index: int) -> list[Problem]:
     return []
 
 
-def _runs(folder: Folder, finding: Finding, begin: int, end: int) -> None:
+def _is_room(folder: Folder, exc: CorruptionError) -> bool:
+    with folder.disk.open(exc.file) as file:
+        return is_room(file, exc.byte, file.stat().size)
+
+
+def _runs(folder: Folder, finding: SegmentFinding, begin: int, end: int, *, newest: bool) -> None:
     """Walk the frames of one segment alone."""
-    walk = Walk(_One(folder, finding.files.index))
+    walk = Walk(_One(folder, finding.files))
     position = begin
     try:
         while position < end:
             try:
                 batch = walk.read(position, 65_536, end)
             except CorruptionError as exc:
+                if newest and _is_room(folder, exc):
+                    break  # its writer is at work, or was killed: nothing is missing
                 if not any(p.file == exc.file and p.reason == exc.reason for p in finding.problems):
                     finding.problems.append(Problem(exc.file, exc.byte, exc.reason))
                 skipped = walk.skip_damage(position, end)
@@ -142,6 +160,7 @@ def _runs(folder: Folder, finding: Finding, begin: int, end: int) -> None:
             else:
                 finding.runs.append((position, batch.next_position))
             lengths = batch.payloads.lengths
+            finding.count += len(lengths)
             filled = lengths.nonzero()[0]
             finding.zeros = finding.zeros + len(lengths) if not len(filled) else len(lengths) - 1 - int(filled[-1])
             position = batch.next_position
@@ -152,21 +171,32 @@ def _runs(folder: Folder, finding: Finding, begin: int, end: int) -> None:
 class _One(Folder):
     """A folder in which only one segment can be seen."""
 
-    def __init__(self, folder: Folder, index: int) -> None:
+    def __init__(self, folder: Folder, files: Files) -> None:
         super().__init__(folder.disk, folder.path)
-        self._only = index
+        self._only, self._files = files.index, files
 
     def files(self) -> dict[int, Files]:
-        """Return the one."""
-        return {index: files for index, files in super().files().items() if index == self._only}
+        """Return the one, without a look at the others."""
+        return {self._only: self._files}
 
     def begin(self, index: int) -> int | None:
         """Return where the one begins."""
         return super().begin(index) if index == self._only else None
 
 
-def repair(path: str | os.PathLike[str], disk: Disk | None = None) -> list[Problem]:
-    """Make a sound channel of what is whole in a damaged one; return what was wrong.
+class Repaired(list[Problem]):
+    """What ``repair`` found wrong, and what became of the messages."""
+
+    kept = 0
+    """How many messages the channel has now."""
+    aside = 0
+    """How many whole messages lie only in files that were set aside: in segments whose header is no header."""
+    aside_bytes = 0
+    """How many bytes lie only in such files: damaged messages, and what could not be told to be one."""
+
+
+def repair(path: str | os.PathLike[str], disk: Disk | None = None) -> Repaired:
+    """Make a sound channel of what is whole in a damaged one; return what was wrong, and how much was kept.
 
     LockedError while a writer has it open.  A sound channel is left as it is.
 
@@ -178,24 +208,24 @@ def repair(path: str | os.PathLike[str], disk: Disk | None = None) -> list[Probl
     []
     >>> folder.cleanup()
     """
-    root, disk = os.fspath(path), disk or PosixDisk()
+    root, disk = os.fspath(path), disk or disk_for(path)
     if disk.stat(root) is None:
-        raise OptionsError(f"{root}: there is no channel here")
-    lock = disk.lock(root + "/lock")
+        raise NotFoundError(f"{root}: there is no channel here")
+    lock = disk.lock(root + "/lock", of=root)
     try:
         return _repair(disk, root)
     finally:
         lock.release()
 
 
-def _repair(disk: Disk, root: str) -> list[Problem]:
+def _repair(disk: Disk, root: str) -> Repaired:
     folder, sidecar = Folder(disk, root), Sidecar(disk, root + "/penstock-")
-    problems = list(verify(folder))
+    problems = Repaired(verify(folder))
     for files in folder.files().values():
         if files.plain and files.packed:
             settle_pair(disk, folder, files.index, [])
     indexes = list(folder.files().values())
-    findings: list[Finding] = []
+    findings: list[SegmentFinding] = []
     for place, files in enumerate(indexes):
         following = indexes[place + 1].index if place + 1 < len(indexes) else None
         if findings and files.plain and following is not None:
@@ -204,7 +234,7 @@ def _repair(disk: Disk, root: str) -> list[Problem]:
     number = next((f.files.index for f in findings if f.runs), indexes[0].index if indexes else 0)
     begins = [f.header.begin for f in findings if f.header is not None and f.runs]
     at = begins[0] if begins else 0
-    plan: list[tuple[Finding, int, int]] = []  # finding, its number and begin from now on
+    plan: list[tuple[SegmentFinding, int, int]] = []  # finding, its number and begin from now on
     moved: int | None = None
     for place, finding in enumerate(findings):
         last = place == len(findings) - 1
@@ -224,10 +254,30 @@ def _repair(disk: Disk, root: str) -> list[Problem]:
     if moved is not None:
         _move_positions(sidecar, moved)
     clamp_cursors(sidecar, at)
+    for finding, index, _ in plan:
+        _account(disk, folder, problems, finding, kept=index >= 0)
     for finding, index, begin in plan:
         _apply(disk, folder, finding, index, begin)
     sidecar.close()
     return problems
+
+
+def _account(disk: Disk, folder: Folder, problems: Repaired, finding: SegmentFinding, *, kept: bool) -> None:
+    """Count the messages of a segment: those that stay in the channel, and what will lie in a file beside it."""
+    if kept:
+        problems.kept += finding.count
+    suffix = "" if finding.files.plain else ".z"
+    path = segment_path(folder.path, finding.files.index, suffix)
+    found = disk.stat(path)
+    size = 0 if found is None else max(0, found.size - HEADER_BYTES)
+    if kept and suffix == "" and finding.problems:
+        problems.aside_bytes += max(0, size - finding.size)
+    if not kept and suffix == "" and size:
+        with disk.open(path) as file:
+            whole, rest = count_messages(file, size)
+        problems.aside, problems.aside_bytes = problems.aside + whole, problems.aside_bytes + rest
+    elif not kept:
+        problems.aside_bytes += size
 
 
 def _mend_begin(disk: Disk, folder: Folder, index: int, expected: int | None) -> None:
@@ -255,7 +305,7 @@ def _move_positions(sidecar: Sidecar, moved: int) -> None:
     sidecar.remove_mark()
 
 
-def _apply(disk: Disk, folder: Folder, finding: Finding, index: int, begin: int) -> None:
+def _apply(disk: Disk, folder: Folder, finding: SegmentFinding, index: int, begin: int) -> None:
     old, root = finding.files, folder.path
     if index < 0:
         if old.plain:
@@ -291,8 +341,8 @@ def _apply(disk: Disk, folder: Folder, finding: Finding, index: int, begin: int)
         disk.sync_folder(root)
 
 
-def _copy_runs(folder: Folder, finding: Finding, target: File) -> None:
-    walk, at = Walk(_One(folder, finding.files.index)), HEADER_BYTES
+def _copy_runs(folder: Folder, finding: SegmentFinding, target: File) -> None:
+    walk, at = Walk(_One(folder, finding.files)), HEADER_BYTES
     try:
         for start, stop in finding.runs:
             position = start

@@ -3,9 +3,9 @@
 Byte-compatible with the log directories of narwhal 0.7.0.
 """
 
-from penstock.log.messagelog.format import Entry
+from penstock.log.messagelog.format import LogEntry
 from penstock.log.messagelog.log import MessageLogReader
-from penstock.log.messagelog.options import MessageLogOptions, Retention
+from penstock.log.messagelog.options import MessageLogOptions, RetainBy
 from penstock.log.messagelog.writer import MessageLog
 
-__all__ = ["MessageLog", "MessageLogReader", "MessageLogOptions", "Entry", "Retention"]
+__all__ = ["MessageLog", "MessageLogReader", "MessageLogOptions", "LogEntry", "RetainBy"]

@@ -64,8 +64,7 @@ class ActiveSegment:
         self.since = since
 
     def seal(self) -> None:
-        """Make both files whole and durable, cut the index to what is used, and let go of them."""
-        self.log.sync()
+        """Cut the index to what is used, make it durable, and let go of both files; the entries are synced before."""
         self.index.sync()
         self.index.truncate(self.used)
         self.index.sync()

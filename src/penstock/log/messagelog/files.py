@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 
-from penstock.disk import Disk, File
+from penstock.disk import Disk, File, Owned
 from penstock.log.messagelog.active import ActiveSegment
-from penstock.log.messagelog.format import INDEX, LOG, index_capacity, segment_name
+from penstock.log.messagelog.format import INDEX, LOG, index_capacity, segment_name, segment_number
 from penstock.log.messagelog.recover import Recovery, SegmentState, bad_path
 
 __all__ = ["SegmentFiles"]
@@ -32,6 +32,8 @@ class SegmentFiles:
         """The one being written, the last of them; None until the next append begins one."""
         self.new_names = False
         """Whether a segment was made since the folder was synced."""
+        self.owned: Owned | None = None
+        """What holds the active segment for its one owner; None where many write in turns."""
 
     @property
     def last_seq(self) -> int:
@@ -43,6 +45,7 @@ class SegmentFiles:
         self.states = found.segments
         if found.active:
             log = self._disk.modify(self.path(self.states[-1].number, LOG))
+            self._own(self.states[-1].number)
             self.go_on(self.states[-1], log, found.index_used, found.since_index)
 
     def go_on(self, state: SegmentState, log: File, used: int, since: int) -> None:
@@ -58,18 +61,27 @@ class SegmentFiles:
         if left is not None and left.size:  # not there when the log was opened: somebody else's
             self._disk.rename(path, bad_path(self._disk, path))
         self.remove(number)
-        log = self._disk.create(path)
-        try:
-            index = self._disk.create(self.path(number, INDEX))
+        with contextlib.ExitStack() as failed:
+            log = failed.enter_context(self._disk.create(path))
+            index = failed.enter_context(self._disk.create(self.path(number, INDEX)))
             index.truncate(self._capacity)
-        except BaseException:
-            log.close()
-            raise
+            self._own(number)
+            failed.pop_all()
         self.new_names = True
         state = SegmentState(number, 0, 0)
         self.states.append(state)
         self.active = ActiveSegment(state, log, index, 0, 0, self._capacity)
         return self.active
+
+    def own_newest(self) -> None:
+        """Take the newest segment before recovery looks at it; LockedError if someone has it, by whatever name."""
+        numbers = [number for name in self._disk.list(self._folder) if (number := segment_number(name)) is not None]
+        if numbers and self._disk.stat(self.path(max(numbers), LOG)) is not None:
+            self._own(max(numbers))
+
+    def _own(self, number: int) -> None:
+        if self.owned is not None:
+            self.owned.take(self.path(number, LOG))
 
     def let_go(self) -> None:
         """Close the active segment without sealing it; a sync that has it in hand leaves it alone."""

@@ -36,7 +36,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Entry", "Stop", "index_capacity", "segment_name", "segment_number"]
+__all__ = ["LogEntry", "EntryStop", "index_capacity", "segment_name", "segment_number"]
 
 HEAD: Final = struct.Struct("<QQHI")
 CRC_BYTES: Final = 4
@@ -57,7 +57,7 @@ NUMBER: Final = re.compile(r"\+?(\d+)\.log", re.ASCII)
 Index = NDArray[Any]
 
 
-class Stop(enum.IntEnum):
+class EntryStop(enum.IntEnum):
     """Why a walk over entries stopped: the numbers of kernel/messagelog.pyx and its twin."""
 
     LIMIT = 0
@@ -66,10 +66,10 @@ class Stop(enum.IntEnum):
     BAD_CRC = 3
 
 
-class Entry(msgspec.Struct, frozen=True):
+class LogEntry(msgspec.Struct, frozen=True):
     """One entry with its numbers as they are on disk, also those that no position can express.
 
-    >>> Entry(7, 1767225600000, b"ann@localhost", b"hi!").seq
+    >>> LogEntry(7, 1767225600000, b"ann@localhost", b"hi!").seq
     7
     """
 
@@ -152,6 +152,8 @@ def index_problem(data: bytes, true_index: Index, size: int, capacity: int) -> t
         return len(index) * INDEX_ENTRY.itemsize, "the entries do not grow from offset 0 on"
     if int(index["offset"][-1]) + HEAD.size > size:
         return len(data) - INDEX_ENTRY.itemsize, f"offset {int(index['offset'][-1])} is behind the intact entries"
+    if not len(true_index):  # the segment was changed between two looks at it
+        return 0, "there are no entries it could point to"
     where = np.searchsorted(true_index["offset"], index["offset"])
     where[where == len(true_index)] = 0
     wrong = np.flatnonzero(true_index[where] != index)

@@ -1,8 +1,9 @@
 """The reading side of a message log: the common face of logs, and entries with their numbers as they are.
 
 Reading changes no file.  Sealed segments are mapped; the last one, which a recovery may cut, is read into a buffer of
-the batch's own.  A bad entry ends its segment, in the last one because it may not be written whole yet; in a sealed one
-it is damage, which is logged, counted and listed by ``verify``, and reading goes on with the next segment.
+the batch's own.  Behind a damaged place reading goes on at the next intact entry (resync.py); what is missing is
+logged, counted and listed, or raised where that was asked for.  In the last segment, bytes behind the last intact
+entry are not damage: they may be an entry that is being written.
 """
 
 from __future__ import annotations
@@ -12,17 +13,22 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from penstock.batch import Batch, Spans
-from penstock.disk import Backoff, ClosingHandle, Disk, PosixDisk, ReadDisk
-from penstock.errors import ClosedError, OptionsError, PenstockError, UnsupportedError
+from penstock.disk import ClosingHandle, Disk, FolderWait, LoopWait, ReadDisk, read_disk_for
+from penstock.disk.doors import refuse_other
+from penstock.errors import ClosedError, CorruptionError, OptionsError, PenstockError, UnsupportedError
+from penstock.log.damage import check_on_damage
+from penstock.log.face import OnDamage
 from penstock.log.messagelog.cut import cut
-from penstock.log.messagelog.folder import Folder
-from penstock.log.messagelog.format import BAD, HEAD, MAX_POSITION, MAX_SEQ, Entry, segment_number
-from penstock.log.messagelog.segment import Found, Segment
+from penstock.log.messagelog.folder import LogFolder
+from penstock.log.messagelog.format import BAD, HEAD, MAX_POSITION, MAX_SEQ, LogEntry, segment_number
+from penstock.log.messagelog.resync import mark_ahead
+from penstock.log.messagelog.segment import FoundEntries, Segment
 from penstock.log.messagelog.verify import verify_segments
 from penstock.log.options import DEFAULT_LIMIT
 from penstock.log.sidecar import Sidecar
@@ -31,7 +37,7 @@ from penstock.types import Problem
 if TYPE_CHECKING:
     from penstock.log.messagelog.writer import MessageLog
 
-__all__ = ["MessageLogReader", "open_reader", "open_writer", "recognise"]
+__all__ = ["MessageLogReader", "gaps", "open_reader", "open_writer", "recognise"]
 
 NUMBER_AND_TIME: Final = struct.Struct("<QQ")
 
@@ -58,12 +64,17 @@ class MessageLogReader(ClosingHandle):
     origin = 1
     has_kinds = False
 
-    def __init__(self, path: str | os.PathLike[str], disk: ReadDisk | None = None) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], disk: ReadDisk | None = None, *, on_damage: OnDamage = "skip"
+    ) -> None:
         super().__init__()
-        self.path = os.fspath(path)
-        self._disk = disk or PosixDisk()
+        check_on_damage(on_damage)
+        self.path, self.on_damage = os.fspath(path), on_damage
+        self._disk = disk or read_disk_for(path)
         self._sidecar = Sidecar(self._disk, os.path.join(self.path, "penstock-"))
-        self._folder = Folder(self._disk, self.path, self._sidecar)
+        self._folder = LogFolder(self._disk, self.path, self._sidecar, raises=on_damage == "raise")
+        if not self._folder.numbers:
+            refuse_other(self._disk, self.path, "message log")
         self._lock = threading.RLock()
         self._closed = False
 
@@ -107,7 +118,16 @@ class MessageLogReader(ClosingHandle):
     def damage(self) -> list[Problem]:
         """What reading has stepped over so far."""
         with self._lock:
-            return list(self._folder.damage.values())
+            return list(self._folder.damage.problems)
+
+    @property
+    def damage_count(self) -> int:
+        """How many places reading has stepped over so far."""
+        return self._folder.damage.count
+
+    def gaps(self, expected: int | None, batch: Batch) -> int:
+        """Return at how many places numbers are missing in a batch and in front of it."""
+        return gaps(expected, batch)
 
     # --- Reading
 
@@ -122,10 +142,25 @@ class MessageLogReader(ClosingHandle):
                 if position < self._folder.first():
                     self._folder.refresh()
                     self._folder.check_expired(position)
-                found = self._folder.find(position, limit, expires=True) if limit > 0 else None
+                found = self._find(position, limit, expires=True) if limit > 0 else None
         return _nothing(position) if found is None else _batch(found)
 
-    def entries(self, from_seq: int = 1, limit: int = DEFAULT_LIMIT) -> Iterator[Entry]:
+    def skip_damage(self, position: int) -> tuple[int, Problem] | None:
+        """Return where reading goes on behind what is missing at ``position``, and what it is; None if nothing is."""
+        with self._lock:
+            self._check_open()
+            _, problems, onwards = self._folder.find(position, 1, may_skip=True)
+        return (onwards, problems[0]) if problems and onwards > position else None
+
+    def _find(self, want: int, limit: int, *, expires: bool = False) -> FoundEntries | None:
+        found, problems, _ = self._folder.find(want, limit, expires=expires)
+        for problem in problems:
+            if self.on_damage == "raise":
+                raise CorruptionError(problem.file, problem.byte, problem.reason)
+            self._folder.note(problem)
+        return found
+
+    def entries(self, from_seq: int = 1, limit: int = DEFAULT_LIMIT) -> Iterator[LogEntry]:
         """Yield up to ``limit`` entries with their numbers as they are on disk, also those above 2^63 - 1.
 
         Like the original it begins with the oldest entry there is when ``from_seq`` is below it.
@@ -134,13 +169,13 @@ class MessageLogReader(ClosingHandle):
         while left > 0:
             with self._lock:
                 self._check_open()
-                found = self._folder.find(want, min(left, 4096))
+                found = self._find(want, min(left, 4096))
             if found is None:
                 return
             view = memoryview(found.data)
             for start, length, at, size in found.columns[2:].T.tolist():
                 seq, ms = NUMBER_AND_TIME.unpack_from(view, start - HEAD.size)
-                yield Entry(seq, ms, bytes(view[start : start + length]), bytes(view[at : at + size]))
+                yield LogEntry(seq, ms, bytes(view[start : start + length]), bytes(view[at : at + size]))
             left -= found.count
             want = found.last_seq + 1
             if want >= 1 << 64:
@@ -155,20 +190,24 @@ class MessageLogReader(ClosingHandle):
     ) -> Iterator[Batch]:
         """Yield batches from ``position`` (or from the end) on and wait for more."""
         at = self.next_position if position is None else position
-        backoff = Backoff()
         deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            batch = self.read(at, limit)
-            at = batch.next_position
-            if len(batch):
-                yield batch
-                backoff.reset()
-                deadline = None if timeout is None else time.monotonic() + timeout
-                continue
-            remaining = None if deadline is None else deadline - time.monotonic()
-            if remaining is not None and remaining <= 0:
-                return
-            time.sleep(backoff.delay(remaining))
+        with FolderWait(self._disk, self.path) as waiting:
+            while True:
+                batch = self.read(at, limit)
+                at = batch.next_position
+                if len(batch):
+                    yield batch
+                    waiting.reset()
+                    deadline = None if timeout is None else time.monotonic() + timeout
+                    continue
+                remaining = None if deadline is None else deadline - time.monotonic()
+                if remaining is not None and remaining <= 0:
+                    return
+                waiting.pause(remaining)
+
+    def waiter(self) -> LoopWait:
+        """Return what waits for more records on an event loop: the folder tells of them."""
+        return LoopWait(self._disk, self.path)
 
     def cut(self, start: int, end: int, span_bytes: int) -> list[tuple[int, int]]:
         """Return spans of about ``span_bytes``: small segments together, long ones cut where their index points."""
@@ -186,6 +225,7 @@ class MessageLogReader(ClosingHandle):
             self._folder.refresh()
             numbers = list(self._folder.numbers)
         yield from verify_segments(self._disk, self.path, numbers)
+        yield from self.mark_ahead()
 
     def stat(self) -> dict[str, Any]:
         """Return what there is to say about the log, without reading all of it."""
@@ -213,6 +253,7 @@ class MessageLogReader(ClosingHandle):
             "first_seq": numbers[0] if numbers else 0,
             "last_seq": last,
             "bytes": total,
+            "damage": [*self.damage, *self.mark_ahead()],
             "set_aside": [name for name in names if name.endswith(BAD)],
             "cursors": self._sidecar.cursors(),
             "files": files,
@@ -234,6 +275,17 @@ class MessageLogReader(ClosingHandle):
 
     # --- Small things
 
+    def mark_ahead(self) -> list[Problem]:
+        """Say whether entries are gone that the durable mark knows of."""
+        with self._lock:
+            mark, last = self._sidecar.durable_position() or 0, self._folder.last_seq()
+            if not self._folder.numbers:
+                return []
+            last = max(last, self._folder.numbers[-1] - 1)  # an empty segment is left where all before it was dropped
+            if mark - 1 <= last:
+                return []
+            return [mark_ahead(self._sidecar.mark.path, mark, last)]
+
     def _try_next(self) -> int | None:
         try:
             return self.next_position
@@ -245,7 +297,7 @@ class MessageLogReader(ClosingHandle):
             raise ClosedError(f"{self.path}: the reader is closed")
 
 
-def _batch(found: Found) -> Batch:
+def _batch(found: FoundEntries) -> Batch:
     columns, last = found.columns, found.last_seq
     if last >= MAX_POSITION:
         count = int(np.searchsorted(columns[0].view(np.uint64), np.uint64(MAX_POSITION)))
@@ -286,14 +338,25 @@ def recognise(disk: ReadDisk, path: str) -> bool:
     return "penstock-id" in names and all(name.startswith("penstock-") for name in names)
 
 
-def open_reader(disk: ReadDisk, path: str) -> MessageLogReader:
+def open_reader(disk: ReadDisk, path: str, on_damage: OnDamage | None = None) -> MessageLogReader:
     """Open a message log with the common face."""
-    return MessageLogReader(path, disk)
+    return MessageLogReader(path, disk, on_damage=on_damage or "skip")
 
 
-def open_writer(disk: Disk, path: str, content: str = "raw") -> MessageLog:
+def gaps(expected: int | None, batch: Batch) -> int:
+    """Return at how many places numbers are missing in a batch and in front of it."""
+    if not len(batch):
+        return 0
+    numbers = batch.positions if expected is None else np.concatenate(([expected - 1], batch.positions))
+    return int((np.diff(numbers) > 1).sum())
+
+
+def open_writer(disk: Disk, path: str, content: str = "raw", largest_bytes: int | None = None) -> MessageLog:
     """Open a message log for writing with default options, created if it is not there."""
     from penstock.log.messagelog.options import MessageLogOptions
     from penstock.log.messagelog.writer import MessageLog
 
-    return MessageLog.open(path, MessageLogOptions(content=content), disk=disk)
+    options = MessageLogOptions(content=content)
+    if largest_bytes is not None:
+        options = replace(options, max_payload_bytes=max(largest_bytes, options.max_payload_bytes))
+    return MessageLog.open(path, options, disk=disk)

@@ -72,8 +72,12 @@ def milliseconds(timestamp_ns: int | None, timestamp_ms: int | None = None) -> i
     >>> milliseconds(7_900_000)
     7
     """
+    given = "timestamp_ms" if timestamp_ms is not None else "timestamp_ns"
     if timestamp_ms is None:
-        timestamp_ms = (time.time_ns() if timestamp_ns is None else timestamp_ns) // 1_000_000
+        if timestamp_ns is None:
+            given, timestamp_ns = "the clock of this machine", time.time_ns()
+        timestamp_ms = timestamp_ns // 1_000_000
     if not 0 <= timestamp_ms <= MAX_SEQ:
-        raise OptionsError(f"a time of {timestamp_ms} ms does not fit 64 bits")
+        reason = "no entry has a time before 1970" if timestamp_ms < 0 else "a time fits 64 bits"
+        raise OptionsError(f"{given} says {timestamp_ms} ms since 1970: {reason}")
     return timestamp_ms

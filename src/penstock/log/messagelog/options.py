@@ -8,9 +8,9 @@ from typing import Literal, get_args
 from penstock.errors import OptionsError
 from penstock.log.options import SYNC_SECONDS, SyncMode, check_sync
 
-__all__ = ["MessageLogOptions", "Retention"]
+__all__ = ["MessageLogOptions", "RetainBy"]
 
-Retention = Literal["count", "fifo"]
+RetainBy = Literal["count", "fifo"]
 """How old segments go: ``count`` beyond ``max_messages``, after each append; ``fifo`` only by ``drop_before``."""
 
 
@@ -33,7 +33,7 @@ class MessageLogOptions:
     sync_seconds: float = SYNC_SECONDS
     """With ``interval``: how long an entry may stay undurable."""
 
-    retention: Retention = "count"
+    retention: RetainBy = "count"
     """How old segments go."""
 
     max_messages: int = 0
@@ -68,7 +68,7 @@ def check_retention(retention: str, max_messages: int) -> None:
     Traceback (most recent call last):
     penstock.errors.OptionsError: retention='lifo': must be one of count, fifo
     """
-    if retention not in get_args(Retention):
-        raise OptionsError(f"retention={retention!r}: must be one of {', '.join(get_args(Retention))}")
+    if retention not in get_args(RetainBy):
+        raise OptionsError(f"retention={retention!r}: must be one of {', '.join(get_args(RetainBy))}")
     if max_messages < 0:
         raise OptionsError(f"max_messages={max_messages}: must not be negative")

@@ -1,8 +1,9 @@
 """What a writer does before it writes: look at every segment, cut the torn tail, mend the indexes.
 
 The rules are those of the original, with the same bytes as a result, except that nothing is thrown away in silence
-(docs/decisions/040 to 043): what the original cuts or removes is set aside in a file that ends in ``.bad``, unless it
-is a torn last entry or nothing but zeros.
+(docs/decisions/040 to 043, 048): intact entries behind a damaged place stay where they are, and a segment that has such
+a place is not written to again; what the original cuts or removes besides is set aside in a file that ends in
+``.bad``, unless it is a torn last entry or nothing but zeros.
 """
 
 from __future__ import annotations
@@ -27,15 +28,18 @@ from penstock.log.messagelog.format import (
     INDEX_EVERY,
     LOG,
     MAX_SENDER_BYTES,
+    EntryStop,
     Index,
-    Stop,
     index_capacity,
     index_problem,
     segment_name,
     segment_number,
     stray_number,
+    used_index,
 )
 from penstock.log.messagelog.options import MessageLogOptions
+from penstock.log.messagelog.resync import NEAR, SUM_BYTES, Damage, describe, numbers_missing
+from penstock.log.messagelog.segment import Segment
 from penstock.metrics import REGISTRY
 from penstock.types import Problem
 
@@ -47,8 +51,10 @@ TRUNCATIONS: Final = REGISTRY.counter(
     "message_log_sealed_segment_truncations", "sealed segments of message logs found to end before their file does"
 )
 SET_ASIDE: Final = REGISTRY.counter("message_log_bytes_set_aside", "bytes of message logs moved to .bad files")
-NEAR: Final = 1 << 20
-"""How far ahead of the last number an entry behind damage may be to be believed."""
+
+
+MOST_NOTES: Final = 100
+"""How many damaged places of one segment are noted one by one."""
 
 
 class SegmentState(msgspec.Struct):
@@ -59,7 +65,7 @@ class SegmentState(msgspec.Struct):
     last_seq: int
 
 
-class Walk(msgspec.Struct, frozen=True):
+class WalkResult(msgspec.Struct, frozen=True):
     """What a walk over the bytes of a segment found; see kernel/messagelog.pyx."""
 
     end: int
@@ -82,6 +88,8 @@ class Recovery(msgspec.Struct):
     index_used: int = 0
     since_index: int = 0
     repairs: list[Problem] = msgspec.field(default_factory=list)
+    emptied: int = 0
+    """The number of a newest segment that was there and had no entry, 0 when there was none."""
 
     @property
     def last_seq(self) -> int:
@@ -89,7 +97,7 @@ class Recovery(msgspec.Struct):
         return max((segment.last_seq for segment in self.segments), default=0)
 
 
-def walk_segment(data: Mapping | bytes | memoryview, number: int) -> Walk:
+def walk_segment(data: Mapping | bytes | memoryview, number: int) -> WalkResult:
     """Walk over the bytes of a segment.
 
     >>> walk_segment(kernel.messagelog.encode_one(1, 0, b"", b"hello"), 1).count
@@ -97,7 +105,7 @@ def walk_segment(data: Mapping | bytes | memoryview, number: int) -> Walk:
     """
     index = np.zeros((len(data) // INDEX_EVERY + 2) * INDEX_ENTRY.itemsize, np.uint8)
     found = kernel.messagelog.walk(data, number, index)
-    return Walk(*found[:-1], index.view(INDEX_ENTRY)[: found[-1]])
+    return WalkResult(*found[:-1], index.view(INDEX_ENTRY)[: found[-1]])
 
 
 def bad_path(disk: Disk, path: str) -> str:
@@ -118,14 +126,14 @@ def map_whole(file: File, size: int) -> Mapping | bytes:
     return file.map(0, size) if size else b""
 
 
-def recover(disk: Disk, folder: str, options: MessageLogOptions) -> Recovery:
-    """Make a log ready to be written on; the caller holds its lock."""
-    return _Recoverer(disk, folder, options).run()
+def recover(disk: Disk, folder: str, options: MessageLogOptions, durable: int = 0) -> Recovery:
+    """Make a log ready to be written on; the caller holds its lock.  Below ``durable`` every entry was synced."""
+    return _Recoverer(disk, folder, options, durable).run()
 
 
 class _Recoverer:
-    def __init__(self, disk: Disk, folder: str, options: MessageLogOptions) -> None:
-        self._disk, self._folder, self._options = disk, folder, options
+    def __init__(self, disk: Disk, folder: str, options: MessageLogOptions, durable: int) -> None:
+        self._disk, self._folder, self._options, self._durable = disk, folder, options, durable
         self._capacity = index_capacity(options.segment_bytes)
         self._result = Recovery([])
 
@@ -134,32 +142,41 @@ class _Recoverer:
         numbers = sorted(n for n in map(segment_number, names) if n is not None)
         strays = [n for n in map(stray_number, names) if n is not None]
         last = max([*numbers, *strays], default=None)
-        for number in numbers:
+        for place, number in enumerate(numbers):
             path = self._path(number, LOG)
             found = self._disk.stat(path)
+            following = numbers[place + 1] if place + 1 < len(numbers) else None
             if found is None or found.is_folder:
                 logger.warning("%s: not a file that can be read, passed over", path)
-            elif found.size == 0:
+            elif found.size == 0 and following is None:
+                self._result.emptied = number
                 self._remove(number)
+            elif found.size == 0:
+                self._keep_lost(number, 0, following, "the segment is empty, but another follows")
             else:
                 # of two files with the highest number the stray one does not count
-                self._segment(number, found.size, active=number == last)
+                self._segment(number, found.size, following, active=number == last)
         return self._result
 
-    def _segment(self, number: int, size: int, *, active: bool) -> None:
+    def _segment(self, number: int, size: int, following: int | None, *, active: bool) -> None:
         path = self._path(number, LOG)
         with self._disk.modify(path) as file:
             data = map_whole(file, size)
             walk = walk_segment(data, number)
+            if walk.end < size and self._keep_damaged(number, size, walk, following, active=active):
+                return
             if active and 0 < walk.sound_end < walk.end:  # the original would remove all of it
                 walk = walk_segment(memoryview(data)[: walk.sound_end], number)
             if walk.count == 0 or walk.sound_end == 0:
-                self._set_aside_whole(number, data, walk)
+                if following is None:
+                    self._set_aside_whole(number, data, walk)
+                else:
+                    self._keep_lost(number, size, following, "no entry of a sealed segment is intact")
                 return
             if walk.unordered:
                 self._note(path, 0, f"{walk.unordered} entries are not above an earlier one and are passed over")
             if walk.end < size:
-                self._short(number, file, data, walk, active=active)
+                self._short(number, file, data, walk, following, active=active)
         state = SegmentState(number, walk.end, walk.highest_seq)
         self._result.segments.append(state)
         if active:
@@ -167,12 +184,50 @@ class _Recoverer:
         else:
             self._index_sealed(number, walk)
 
-    def _short(self, number: int, file: File, data: Mapping | bytes, walk: Walk, *, active: bool) -> None:
+    def _keep_damaged(self, number: int, size: int, walk: WalkResult, following: int | None, *, active: bool) -> bool:
+        """Leave a segment as it is whose damage intact entries follow; False when there are none.
+
+        It is not written to again: the next entry begins another segment.
+        """
+        segment = Segment(self._disk, self._folder, number, sealed=True)
+        try:
+            damages = list(segment.damages(walk.end))
+            if all(damage.high is None for damage in damages):
+                return False
+            last = segment.last_seq()
+        finally:
+            segment.close()
+        TRUNCATIONS.add()
+        for damage in damages[:MOST_NOTES]:
+            problem = describe(segment.path, damage, following)
+            self._note(problem.file, problem.byte, problem.reason)
+        if active:
+            self._seal_index(number)
+        self._result.segments.append(SegmentState(number, size, last))
+        return True
+
+    def _keep_lost(self, number: int, size: int, following: int | None, reason: str) -> None:
+        """Leave a sealed segment as it is that has no intact entry: its numbers are missing, and readers say so."""
+        last = number - 1 if following is None else following - 1
+        self._note(self._path(number, LOG), 0, f"{reason}; {numbers_missing(number, last)}")
+        self._result.segments.append(SegmentState(number, size, last))
+
+    def _seal_index(self, number: int) -> None:
+        """Cut the index of a segment that is written to no more."""
+        path = self._path(number, INDEX)
+        used = len(used_index(self._read(path, self._capacity))) * INDEX_ENTRY.itemsize
+        with contextlib.suppress(FileNotFoundError), self._disk.modify(path) as file:
+            file.truncate(used)
+
+    def _short(
+        self, number: int, file: File, data: Mapping | bytes, walk: WalkResult, following: int | None, *, active: bool
+    ) -> None:
         """Deal with bytes behind the last intact entry."""
         path = self._path(number, LOG)
         if not active:
             TRUNCATIONS.add()
-            self._note(path, walk.end, "a sealed segment is damaged here; what follows in this file is not read")
+            damage = Damage(walk.end, EntryStop(walk.stop), len(data), walk.highest_seq, None)
+            self._note(path, walk.end, describe(path, damage, following).reason)
             return
         if self._worth_keeping(data, walk):
             kept = self._set_aside(number, walk.end, memoryview(data)[walk.end :])
@@ -182,13 +237,15 @@ class _Recoverer:
         file.truncate(walk.end)
         file.sync()
 
-    def _worth_keeping(self, data: Mapping | bytes, walk: Walk) -> bool:
+    def _worth_keeping(self, data: Mapping | bytes, walk: WalkResult) -> bool:
         """Whether a tail is more than one torn entry, or zeros."""
         view = memoryview(data)
         tail = view[walk.end :]
+        if self._durable > walk.highest_seq + 1:
+            return True  # it was whole once, and synced
         if not any(tail[start : start + 65536].tobytes().strip(b"\0") for start in range(0, len(tail), 65536)):
             return False
-        if walk.stop != Stop.SHORT:
+        if walk.stop != EntryStop.SHORT:
             return True
         if len(tail) >= HEAD.size:
             seq, _, sender, payload = HEAD.unpack_from(tail)
@@ -197,9 +254,9 @@ class _Recoverer:
         if len(tail) > ENTRY_OVERHEAD + MAX_SENDER_BYTES + self._options.max_payload_bytes:
             return True
         low = walk.highest_seq
-        return kernel.messagelog.find_entry(data, walk.end + 1, low, low + NEAR) >= 0
+        return kernel.messagelog.find_entry(data, walk.end + 1, low, low + NEAR, SUM_BYTES)[0] != -1
 
-    def _set_aside_whole(self, number: int, data: Mapping | bytes, walk: Walk) -> None:
+    def _set_aside_whole(self, number: int, data: Mapping | bytes, walk: WalkResult) -> None:
         path = self._path(number, LOG)
         if walk.count or self._worth_keeping(data, walk):
             target = self._bad_path(number, 0)
@@ -221,7 +278,7 @@ class _Recoverer:
 
     # --- Indexes
 
-    def _index_active(self, number: int, walk: Walk) -> None:
+    def _index_active(self, number: int, walk: WalkResult) -> None:
         data = walk.index.tobytes()
         full = data.ljust(self._capacity, b"\0")
         path = self._path(number, INDEX)
@@ -238,7 +295,7 @@ class _Recoverer:
         self._result.index_used = len(data)
         self._result.since_index = walk.since_index
 
-    def _index_sealed(self, number: int, walk: Walk) -> None:
+    def _index_sealed(self, number: int, walk: WalkResult) -> None:
         path = self._path(number, INDEX)
         problem = index_problem(self._read(path, self._capacity), walk.index, walk.end, self._capacity)
         if problem is not None:

@@ -7,37 +7,36 @@ what others have appended meanwhile:
     entries, maybe segments     walk over the new bytes only
     anything else               recover, as opening does: somebody died in the middle of a write
 
-A segment is only ever sealed after an append to it, so one stat of the active segment notices every change.
+A segment is only ever sealed when it is full, so one stat of the active segment notices every change: whoever finds it
+full looks for the next one.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from penstock import kernel
-from penstock.disk import Backoff, Disk, PosixDisk, Stat
+from penstock.disk import Disk, Stat, Turns, disk_for
+from penstock.disk.doors import in_a_folder
 from penstock.disk.posix import folder_of
-from penstock.errors import LockedError, ReplacedError, Timeout
+from penstock.disk.turns import wait_until_taken
+from penstock.errors import LockedError, ReplacedError
 from penstock.log.messagelog.active import ActiveSegment
-from penstock.log.messagelog.format import COLUMNS, ENTRY_OVERHEAD, INDEX_ENTRY, LOG, MAX_SEQ, Stop, segment_number
+from penstock.log.messagelog.format import COLUMNS, ENTRY_OVERHEAD, INDEX_ENTRY, LOG, MAX_SEQ, EntryStop, segment_number
 from penstock.log.messagelog.options import MessageLogOptions
 from penstock.log.messagelog.recover import SegmentState, map_whole, walk_segment
 from penstock.log.messagelog.writer import MessageLog
 from penstock.log.sidecar import Sidecar
+from penstock.options import options_from, shows_options
 
 __all__ = ["SharedLog"]
 
-LONGEST_PAUSE_SECONDS: Final = 1e-3
-"""The longest pause between two looks at the lock; a turn takes less."""
-TURNS_IN_A_ROW: Final = 8
-"""How many turns one process may have before who waits for one is let past."""
 LOCK: Final = "penstock-lock"
 QUEUE: Final = "penstock-queue"
 
@@ -58,31 +57,38 @@ class SharedLog(MessageLog):
     """
 
     LOCK_SECONDS = 10.0
+    SOLE_OWNER = False
 
     def __init__(self, path: str, disk: Disk, options: MessageLogOptions) -> None:
         if disk.stat(path) is None:
-            disk.make_folder(path)
+            with in_a_folder(path):
+                disk.make_folder(path)
             disk.sync_folder(folder_of(path))
-        self._line, self._lock = (disk.latch(os.path.join(path, name)) for name in (QUEUE, LOCK))
+        self._lock = Turns(disk, os.path.join(path, LOCK), os.path.join(path, QUEUE), path, of=path)
         self._turns = threading.RLock()
-        self._depth = self._in_a_row = 0
-        deadline = time.monotonic() + self.LOCK_SECONDS
-        _wait_for(self._line.take, deadline, path)
-        try:
-            _wait_for(lambda: self._try_open(path, disk, options), deadline, path)
-        finally:
-            self._line.release()
+        self._depth = 0
+        with self._lock.line(self.LOCK_SECONDS) as deadline:
+            wait_until_taken(lambda: self._try_open(path, disk, options), deadline, path)
         self._held.release()
         identity = self._sidecar.identity()
         self.log_id = "" if identity is None else identity.log_id
         """The random id of this log; a turn on another one is refused."""
 
     @classmethod
+    @shows_options(MessageLogOptions)
     def open(
-        cls, path: str | os.PathLike[str], options: MessageLogOptions | None = None, *, disk: Disk | None = None
+        cls,
+        path: str | os.PathLike[str],
+        options: MessageLogOptions | None = None,
+        *,
+        disk: Disk | None = None,
+        **given: Any,
     ) -> SharedLog:
-        """Open a log for writing in turns, created if it is not there."""
-        return cls(os.fspath(path), disk or PosixDisk(), options or MessageLogOptions())
+        """Open a log for writing in turns, created if it is not there.
+
+        Options as keywords or as one object; MessageLogOptions says what each means.
+        """
+        return cls(os.fspath(path), disk or disk_for(path), options_from(MessageLogOptions, options, given))
 
     @contextmanager
     def turn(self, timeout: float = LOCK_SECONDS) -> Iterator[None]:
@@ -134,14 +140,12 @@ class SharedLog(MessageLog):
         finally:
             with self._turns:
                 self._lock.close()
-                self._line.close()
 
     def forked(self) -> None:
         """Close in the child of a fork; a turn under way stays the parent's."""
         super().forked()
         self._turns, self._depth = threading.RLock(), 0
         self._lock.close()
-        self._line.close()
 
     @property
     def total_bytes(self) -> int:
@@ -171,18 +175,8 @@ class SharedLog(MessageLog):
         return True
 
     def _take(self, timeout: float) -> None:
-        """Take the lock; after some turns in a row by way of a queue of one, behind whoever waits for a turn."""
-        deadline = time.monotonic() + timeout
         try:
-            if self._in_a_row < TURNS_IN_A_ROW and self._lock.take():
-                self._in_a_row += 1
-                return
-            self._in_a_row = 0
-            _wait_for(self._line.take, deadline, self.path)
-            try:
-                _wait_for(self._lock.take, deadline, self.path)
-            finally:
-                self._line.release()
+            self._lock.take(timeout)
         except FileNotFoundError:
             raise ReplacedError(self.path, "its folder is gone") from None
 
@@ -199,7 +193,7 @@ class SharedLog(MessageLog):
         """Whether the log is as it was, or was only appended to, which is then taken note of."""
         if found.identity != active.identity:
             return False
-        return found.size == active.state.size or (self._follow(active, found) and self._rolled(active))
+        return (found.size == active.state.size or self._follow(active, found)) and self._rolled(active)
 
     def _follow(self, active: ActiveSegment, found: Stat) -> bool:
         """Walk over what others appended to the segment; False when that is not plain entries."""
@@ -210,7 +204,7 @@ class SharedLog(MessageLog):
         most = len(data) // ENTRY_OVERHEAD + 1
         columns = np.empty((COLUMNS, most), np.int64)
         count, end, stop, _ = kernel.messagelog.scan(data, 0, state.last_seq + 1, True, columns)
-        if stop not in (Stop.END, Stop.LIMIT) or end != len(data) or not count:
+        if stop not in (EntryStop.END, EntryStop.LIMIT) or end != len(data) or not count:
             return False
         last_indexed, before = state.size - active.since, state.size
         entries = np.frombuffer(
@@ -271,15 +265,3 @@ class SharedLog(MessageLog):
         floor = self._floor
         self._open()
         self._floor = max(self._floor, floor)
-
-
-def _wait_for(take: Callable[[], bool], deadline: float, path: str) -> None:
-    """Try to take something until nobody else has it; Timeout after the deadline."""
-    if take():
-        return
-    backoff = Backoff(last=LONGEST_PAUSE_SECONDS)
-    while time.monotonic() < deadline:
-        time.sleep(backoff.delay())
-        if take():
-            return
-    raise Timeout(f"{path}: other writers have kept the log for too long")

@@ -14,14 +14,15 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock import kernel
-from penstock.disk import ClosingHandle, Disk, PosixDisk
+from penstock.disk import ClosingHandle, Disk, Owned, disk_for
 from penstock.disk.commit import GROUP, Committer
+from penstock.disk.doors import in_a_folder, refuse_foreign
 from penstock.disk.posix import folder_of
 from penstock.errors import ClosedError, OptionsError, ReadOnlyError
 from penstock.log.messagelog.active import ActiveSegment
@@ -29,10 +30,13 @@ from penstock.log.messagelog.columns import EntryColumns, entry_columns, sender_
 from penstock.log.messagelog.files import SegmentFiles
 from penstock.log.messagelog.format import INDEX_ENTRY, MAX_SENDER_BYTES, MAX_SEQ
 from penstock.log.messagelog.numbers import first_of, milliseconds, next_number, number_column
-from penstock.log.messagelog.options import MessageLogOptions, Retention, check_retention
+from penstock.log.messagelog.options import MessageLogOptions, RetainBy, check_retention
 from penstock.log.messagelog.recover import recover
+from penstock.log.messagelog.resync import mark_ahead
 from penstock.log.sidecar import Sidecar
+from penstock.log.writers import note_writer
 from penstock.metrics import REGISTRY
+from penstock.options import options_from, shows_options
 from penstock.types import Problem
 
 __all__ = ["MessageLog"]
@@ -64,6 +68,9 @@ class MessageLog(ClosingHandle):
     >>> folder.cleanup()
     """
 
+    has_times = True
+    SOLE_OWNER: ClassVar = True
+
     def __init__(self, path: str, disk: Disk, options: MessageLogOptions) -> None:
         super().__init__()
         self.path, self.options = path, options
@@ -72,34 +79,52 @@ class MessageLog(ClosingHandle):
         self._syncing = threading.Lock()  # taken after _mutex, never before it
         self._sidecar = Sidecar(disk, os.path.join(path, "penstock-"))
         self._files = SegmentFiles(disk, path, options.segment_bytes)
-        self._retention: Retention = options.retention
+        self._retention: RetainBy = options.retention
         self._max_messages = options.max_messages
         self._dead = self._broken = ""
         self._floor = 1  # the number the next entry gets, unless it brings a higher one
+        self._unsealed: ActiveSegment | None = None  # full, and its roll failed
         self._marked = 0  # what the durable mark says
         self._committer: Committer | None = None
         self.repairs: list[Problem] = []
         """What opening found damaged, and what was done about it."""
         self._make_folder()
-        self._held = self._sidecar.lock()
+        self._held = self._sidecar.lock(of=path)
+        if self.SOLE_OWNER:
+            self._files.owned = Owned(disk, path)
         try:
             self._open()
         except BaseException:
             self._sidecar.close()
-            self._held.release()
+            self._let_go()
             raise
         if options.sync != "none":
             interval = options.sync_seconds if options.sync == "interval" else None
             self._committer = GROUP.committer(self._sync_now, interval=interval)
+        note_writer(disk, path, self)
 
     @classmethod
+    @shows_options(MessageLogOptions)
     def open(
-        cls, path: str | os.PathLike[str], options: MessageLogOptions | None = None, *, disk: Disk | None = None
+        cls,
+        path: str | os.PathLike[str],
+        options: MessageLogOptions | None = None,
+        *,
+        disk: Disk | None = None,
+        **given: Any,
     ) -> MessageLog:
-        """Open a log for writing, created if it is not there."""
-        return cls(os.fspath(path), disk or PosixDisk(), options or MessageLogOptions())
+        """Open a log for writing, created if it is not there.
+
+        Options as keywords or as one object; MessageLogOptions says what each means.
+        """
+        return cls(os.fspath(path), disk or disk_for(path), options_from(MessageLogOptions, options, given))
 
     # --- Writing
+
+    @property
+    def largest_message(self) -> int:
+        """The largest payload it takes."""
+        return self.options.max_payload_bytes
 
     def append(
         self,
@@ -125,10 +150,11 @@ class MessageLog(ClosingHandle):
             raise OptionsError(self._too_large(length))
         if len(who) > MAX_SENDER_BYTES:
             raise OptionsError(f"{self.path}: a sender of {len(who)} bytes is longer than {MAX_SENDER_BYTES}")
+        self._tell_failures()
         with self._mutex:
             self._check_writable()
             number = next_number(self.path, self._floor, seq)
-            active = self._files.active or self._files.begin(number)
+            active = self._active(number)
             data = kernel.messagelog.encode_one(number, ms, who, payload)
             indexed = active.index_entry(number)
             since = 0 if active.due else active.since
@@ -158,6 +184,7 @@ class MessageLog(ClosingHandle):
         longest = kernel.messagelog.longest(payloads) if plain else -1
         if longest > self.options.max_payload_bytes:
             raise OptionsError(self._too_large(longest))
+        self._tell_failures()
         if longest >= 0:
             who = sender_bytes(sender or b"")
             if len(who) > MAX_SENDER_BYTES:
@@ -182,7 +209,15 @@ class MessageLog(ClosingHandle):
 
     # --- Old segments
 
-    def set_retention(self, retention: Retention, max_messages: int = 0) -> None:
+    def roll(self) -> None:
+        """Seal the segment being written, if it has an entry, and go on in a new one: it can be shipped then."""
+        with self._mutex:
+            self._check_writable()
+            active = self._files.active
+            if active is not None and active.state.size:
+                self._roll(active)
+
+    def set_retention(self, retention: RetainBy, max_messages: int = 0) -> None:
         """Change how old segments go, from the next append on."""
         check_retention(retention, max_messages)
         with self._mutex:
@@ -261,7 +296,7 @@ class MessageLog(ClosingHandle):
                 if self._files.active is not None:
                     self._files.active.close()
                 self._sidecar.close()
-                self._held.release()
+                self._let_go()
 
     def forked(self) -> None:
         """Close in the child of a fork; the log and its lock stay the parent's."""
@@ -270,6 +305,11 @@ class MessageLog(ClosingHandle):
         self._committer = None
         if self._files.active is not None:
             self._files.active.close()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._files.owned is not None:
+            self._files.owned.release()
         self._held.release()
 
     def __repr__(self) -> str:
@@ -280,24 +320,42 @@ class MessageLog(ClosingHandle):
     def _make_folder(self) -> None:
         found = self._disk.stat(self.path)
         if found is None:
-            self._disk.make_folder(self.path)
+            with in_a_folder(self.path):
+                self._disk.make_folder(self.path)
             self._disk.sync_folder(folder_of(self.path))
-        elif not found.is_folder:
-            raise OptionsError(f"{self.path}: this is a file, a message log is a folder")
+        else:
+            refuse_foreign(self._disk, self.path, "message log")
 
     def _open(self) -> None:
-        if self._sidecar.identity() is None:
+        identity = self._sidecar.identity()
+        if identity is None:
             self._sidecar.create_identity(self.options.content)
-        found = recover(self._disk, self.path, self.options)
-        self.repairs = found.repairs
+        elif self.options.content not in ("raw", identity.content):
+            raise OptionsError(f"{self.path}: its records are {identity.content}, not {self.options.content}")
+        self._unsealed = None
+        self._files.own_newest()
         self._marked = self._sidecar.durable_position() or 0
+        found = recover(self._disk, self.path, self.options, self._marked)
+        self.repairs = found.repairs
         self._floor = max(found.last_seq + 1, self._marked)
-        lost = self._marked - 1 - found.last_seq
-        if lost > 0 and found.segments:
-            logger.warning("%s: the last %d numbers given out are gone", self.path, lost)
+        newest = found.emptied or (found.segments[-1].number if found.segments else self._marked + 1)
+        reached = max(found.last_seq, newest - 1)
+        if self._marked - 1 > reached:
+            self.repairs.append(mark_ahead(self._sidecar.mark.path, self._marked, reached))
+            logger.warning("%s", self.repairs[-1])
         self._files.adopt(found)
 
     # --- Moving on
+
+    def _active(self, number: int) -> ActiveSegment:
+        """Return the segment that ``number`` goes to; one whose roll failed is sealed first.
+
+        One that is merely larger than ``segment_bytes``, as after an open with a smaller limit, takes its entry and is
+        rolled behind it, as the original does.
+        """
+        if self._unsealed is not None:
+            self._roll(self._unsealed)
+        return self._files.active or self._files.begin(number)
 
     def _write(self, active: ActiveSegment, data: bytes, indexed: bytes, last: int, since: int) -> None:
         """Write encoded entries, the last of them ``last``, and what follows from that."""
@@ -309,10 +367,14 @@ class MessageLog(ClosingHandle):
             raise
         active.account(len(data), indexed, last, since)
         self._floor = last + 1
-        if state.size > self.options.segment_bytes:
-            self._roll(active)
-        if self._retention == "count" and self._max_messages:
-            self._drop(self._floor - self._max_messages)
+        try:  # the entries are there: what fails from here on is tried again, and told, by the next append
+            if state.size > self.options.segment_bytes:
+                self._unsealed = active
+                self._roll(active)
+            if self._retention == "count" and self._max_messages:
+                self._drop(self._floor - self._max_messages)
+        except OSError as exc:
+            logger.warning("%s: after an append: %s", self.path, exc)
 
     def _undo(self, active: ActiveSegment, exc: BaseException) -> None:
         """After a failed write cut off what part of it is there; if even that fails, stop writing."""
@@ -322,21 +384,28 @@ class MessageLog(ClosingHandle):
             self._broken = f"an earlier write failed: {exc}"
 
     def _roll(self, active: ActiveSegment) -> None:
-        """Seal a full segment and begin the next one."""
-        try:
-            with self._syncing:
-                active.seal()
-            self._files.active = None
-            if self._floor <= MAX_SEQ:
-                self._files.begin(self._floor)
-            self._files.sync_names()
-        except OSError as exc:
-            self._broken = f"sealing a segment failed: {exc}"
-            raise
+        """Seal a full segment and begin the next one; what fails, but for the flush of entries, is tried again."""
+        with self._syncing:
+            self._flush(active)
+            active.seal()
+        self._files.active = self._unsealed = None
         ROLLED.add()
+        if self._floor <= MAX_SEQ:
+            self._files.begin(self._floor)
+        self._files.sync_names()
+
+    def _flush(self, active: ActiveSegment) -> None:
+        """Sync entries.  When that fails nobody knows what the device has, and the next sync may succeed without it."""
+        try:
+            active.log.sync()
+        except OSError as exc:
+            self._broken = f"a sync failed, so what it was to save may be lost: {exc}"
+            raise
 
     def _drop(self, next_seq: int) -> int:
         dropped, states = 0, self._files.states
+        if len(states) > 1 and states[0].last_seq < next_seq and (held := self._sidecar.shipped_floor()) is not None:
+            next_seq = min(next_seq, held)  # what is not shipped yet stays
         if len(states) > 1 and states[-2].last_seq < next_seq:
             # All but the newest go.  After a power cut something must still tell which numbers were given out.
             newest = states[-1]
@@ -344,11 +413,12 @@ class MessageLog(ClosingHandle):
                 self._keep_numbers()
             elif self._marked <= newest.number:  # none of its entries is durable yet
                 self._sync_now()
-        while len(states) > 1 and states[0].last_seq < next_seq:
-            segment = states.pop(0)
+        while dropped < len(states) - 1 and states[dropped].last_seq < next_seq:
+            segment = states[dropped]
             self._files.remove(segment.number)
             EVICTED_BYTES.add(segment.size)
             dropped += 1
+        del states[:dropped]
         if dropped:
             EVICTED.add(dropped)
         return dropped
@@ -365,7 +435,7 @@ class MessageLog(ClosingHandle):
         first = first_of(self.path, self._floor, seq, len(payloads))
         index = 0
         while index < len(payloads):
-            active = self._files.active or self._files.begin(first + index)
+            active = self._active(first + index)
             room = active.index_room(CHUNK_BYTES)
             data, after, since, indexed = kernel.messagelog.encode_list(
                 payloads, index, sender, first + index, ms, self.options.max_payload_bytes, CHUNK_BYTES,
@@ -383,7 +453,7 @@ class MessageLog(ClosingHandle):
         numbers = number_column(self.path, self._floor, seq, count)
         index = 0
         while index < count:
-            active = self._files.active or self._files.begin(int(numbers[index]))
+            active = self._active(int(numbers[index]))
             room = active.index_room(CHUNK_BYTES)
             data, after, since, indexed = kernel.messagelog.encode_spans(
                 columns.data, columns.offsets, columns.lengths, columns.sender_data, columns.sender_offsets,
@@ -396,6 +466,11 @@ class MessageLog(ClosingHandle):
         return numbers.view(np.int64)
 
     # --- Durability
+
+    def _tell_failures(self) -> None:
+        """Raise what the last sync failed with, unless one succeeds now: before anything more is written."""
+        if self._committer is not None and self._committer.error is not None and not self._dead:
+            self._committer.check()
 
     def _written(self) -> None:
         if self._committer is None:
@@ -414,15 +489,15 @@ class MessageLog(ClosingHandle):
         try:
             with self._syncing:
                 if active is not None and not active.sealed:  # a roll in between has synced it
-                    active.log.sync()
+                    self._flush(active)
                 if new_names:
                     self._disk.sync_folder(self.path)
                 # Not synced itself: recovery does not need it, so one that lags behind does no harm.
                 if self._marked < bound:
                     self._sidecar.mark.write(self._disk.boot_id(), min(bound, MAX_SEQ), sync=False)
                     self._marked = bound
-        except OSError as exc:
-            self._broken = f"a sync failed, so what it was to save may be lost: {exc}"
+        except BaseException:
+            self._files.new_names = self._files.new_names or new_names
             raise
         return bound
 

@@ -9,11 +9,10 @@ What a roll leaves behind, mapped pages and files that are too old, is cleared a
 from __future__ import annotations
 
 import contextlib
-import threading
 import weakref
 from typing import Any, Final
 
-from penstock.disk import ReadFile
+from penstock.disk import ReadFile, start_thread
 from penstock.disk.posix import PosixFile
 from penstock.kernel import Mapping
 from penstock.log.xchannel.draft import Draft
@@ -37,7 +36,7 @@ class Ahead:
         self._asked: tuple[ChannelFile | Draft, int] | None = None
         self._crossed = 0
 
-    def pays(self, size: int) -> bool:
+    def should_prepare(self, size: int) -> bool:
         """Whether a writer that has come to another region should have something of that size made ready."""
         self._crossed += 1
         return self._crossed >= REGIONS_BEFORE and size >= SMALLEST
@@ -93,9 +92,7 @@ class Ahead:
         from penstock.kernel.ahead import Ahead as Worker
 
         worker = Worker()
-        try:
-            threading.Thread(target=worker.run, name="penstock-ahead", daemon=True).start()
-        except RuntimeError:  # no more threads, or the interpreter is on its way out: the writer does it all
-            return
+        if start_thread(worker.run, "penstock-ahead") is None:
+            return  # or the interpreter is on its way out: the writer does it all
         self._worker = worker
         self._end = weakref.finalize(self, worker.end)  # also when nobody closes the writer

@@ -6,12 +6,14 @@ import bisect
 import itertools
 import math
 import os
+import struct
+import time
 from typing import Final
 
 from penstock import kernel
-from penstock.disk import ReadDisk, ReadFile
-from penstock.disk.posix import folder_of
-from penstock.errors import CorruptionError, OptionsError, UnsupportedError
+from penstock.disk import ReadDisk, ReadFile, view_of
+from penstock.disk.posix import data_end, folder_of
+from penstock.errors import CorruptionError, NotFoundError, OptionsError, UnsupportedError
 from penstock.kernel import Cursor, Mapping
 from penstock.log.xchannel.format import (
     FIRST_SLOT,
@@ -19,19 +21,22 @@ from penstock.log.xchannel.format import (
     RECORD,
     SLOT_BYTES,
     ChannelHeader,
-    Kind,
-    Stop,
+    RecordKind,
+    RecordStop,
     file_path,
     file_sequence,
     position_of,
 )
 
-__all__ = ["ChannelFile", "discover", "page_size", "problem_at", "sidecar_prefix", "window_bytes"]
+__all__ = ["ChannelFile", "discover", "page_size", "problem_at", "sidecar_prefix", "window_bytes", "written_behind"]
 
 WINDOW_BYTES: Final = 64 << 20
 """How much of a file is mapped at a time: what bounds the memory of a reader or writer."""
 
+COUNTERS: Final = struct.Struct("<QQ")  # write_position, message_count
+FEW_REGIONS: Final = 4
 LOOKS: Final = 8  # at a folder whose files come and go
+SECOND_LOOK_SECONDS: Final = 0.001
 
 page_size: Final = os.sysconf("SC_PAGE_SIZE")
 
@@ -65,7 +70,7 @@ def _look(disk: ReadDisk, base: str, name: str) -> tuple[list[int], bool]:
     try:
         names = disk.list(folder_of(base))
     except FileNotFoundError:
-        raise OptionsError(f"{base}: the folder does not exist") from None
+        raise NotFoundError(f"{base}: the folder does not exist") from None
     found, vanished = [], False
     for entry in itertools.islice(names, bisect.bisect_left(names, name), None):  # a folder may hold thousands
         if not entry.startswith(name):
@@ -98,6 +103,8 @@ class ChannelFile:
         except BaseException:
             file.close()
             raise
+        self.overstated = -1
+        """A write_position that was found to be too high: no records are missing before it."""
         self.region_bytes = self.header.region_bytes
         self.window_bytes = window_bytes(self.region_bytes)
 
@@ -121,7 +128,9 @@ class ChannelFile:
         length = self.window_bytes
         if not kernel.native:  # the twin maps only what is there
             length = min(length, max(self.size - start, 1))
-        return self.file.map(start, length, writable=writable), start
+        if writable:
+            return self.file.map(start, length, writable=True), start
+        return view_of(self.file, start, length), start
 
     def attach(self, cursor: Cursor, offset: int, bound: int | None = None) -> None:
         """Put a cursor on ``offset``, free to walk to the end of its window or of the file."""
@@ -137,7 +146,7 @@ class ChannelFile:
             more = cursor.walk(-1 if until < 0 else max(until - start, 0))
             users, services = users + more[0], services + more[1]
             offset = start + cursor.at
-            if cursor.status != Stop.END or offset >= self.size:
+            if cursor.status != RecordStop.END or offset >= self.size:
                 return users, services
             if 0 <= until <= offset:
                 return users, services
@@ -150,6 +159,8 @@ class ChannelFile:
         It does not rest on write_position, which a crash leaves behind.
         """
         region = (self.size - 1) // self.region_bytes
+        if region > FEW_REGIONS:  # a writer has one ready at most: look no further back than where there is data
+            region = min(region, max(data_end(self.file) - 1, 0) // self.region_bytes)
         while region > 0 and self.file.read_at(region * self.region_bytes, 1) in (b"\0", b""):
             region -= 1  # not begun: the end is here only if the region before ends with a Skip
         self.attach(cursor, max(region * self.region_bytes, 0))
@@ -160,11 +171,36 @@ class ChannelFile:
         """Whether the file ends with a Roll: nobody writes to it any more."""
         cursor = Cursor()
         self.find_tail(cursor)
-        return cursor.status == Stop.ROLLED
+        return cursor.status == RecordStop.ROLLED
 
     def close(self) -> None:
         """Let go of the file; windows stay."""
         self.file.close()
+
+
+def written_behind(file: ChannelFile, cursor: Cursor, slots: int = 1) -> CorruptionError | None:
+    """Return what is wrong where ``cursor`` stands at the tail or a Roll, if the header knows of records behind it.
+
+    Every writer stores message_count and then write_position after it has committed, so neither is ever ahead of the
+    last record: where both are, a commit byte was lost, or a record became a Roll.  ``slots`` is what may lie behind a
+    tail: with 2, a Roll that a power cut has taken, or the one that is there.
+    """
+    offset, stop = cursor.position - file.position(0), cursor.status
+    for again in (True, False):
+        wrote, messages = COUNTERS.unpack(file.file.read_at(SLOT_BYTES, COUNTERS.size))
+        if wrote <= offset + SLOT_BYTES * slots or wrote == file.overstated:
+            return None
+        if cursor.ready() or cursor.status != stop or cursor.position != file.position(offset):
+            return None
+        if again:
+            time.sleep(SECOND_LOOK_SECONDS)  # its writer may be between two stores
+    walker = Cursor()
+    file.attach(walker, 0)
+    if messages <= sum(file.walk(walker, until=offset)) and walker.position == cursor.position:
+        file.overstated = wrote
+        return None  # it is write_position that is wrong
+    what = "the record here is not committed" if stop == RecordStop.TAIL else "there is a Roll here"
+    return CorruptionError(file.path, offset, f"{what}, though the channel was written up to byte {wrote - SLOT_BYTES}")
 
 
 def problem_at(file: ChannelFile, offset: int, stop: int) -> CorruptionError:
@@ -175,24 +211,24 @@ def problem_at(file: ChannelFile, offset: int, stop: int) -> CorruptionError:
     left = file.region_bytes - offset % file.region_bytes
     where = offset
     match stop:
-        case Stop.BAD_COMMIT:
+        case RecordStop.BAD_COMMIT:
             reason = f"commit byte is {committed}, neither 0 nor 1"
-        case Stop.BAD_KIND:
+        case RecordStop.BAD_KIND:
             where, reason = offset + 1, f"record kind is {kind}, not one of 0 to 3"
-        case Stop.PAST_REGION:
-            name = Kind(kind).name.capitalize()
+        case RecordStop.PAST_REGION:
+            name = RecordKind(kind).name.capitalize()
             where, reason = offset + 4, (
                 f"the {name} record has length {length}, but its region has {left - SLOT_BYTES} bytes left"
             )  # fmt: skip
-        case Stop.SHORT_SKIP:
+        case RecordStop.SHORT_SKIP:
             where, reason = offset + 4, (
                 f"the Skip has length {length}, but its region has {left - SLOT_BYTES} bytes left"
             )  # fmt: skip
-        case Stop.NO_SLOT:
+        case RecordStop.NO_SLOT:
             reason = f"only {left} bytes are left in the region, too few for a record header"
-        case Stop.TRUNCATED:
+        case RecordStop.TRUNCATED:
             where, reason = size, f"the file ends inside the record at byte {offset}"
-        case Stop.END:
+        case RecordStop.END:
             where, reason = size, "the file ends where its next region should begin"
         case _:
             where, reason = size, f"the file is cut: {size} bytes are not a whole number of regions"

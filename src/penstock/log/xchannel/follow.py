@@ -9,15 +9,15 @@ import time
 from typing import Final
 
 from penstock.errors import CorruptionError, ExpiredError, PenstockError, ReplacedError
-from penstock.log.xchannel.files import ChannelFile, discover, problem_at
-from penstock.log.xchannel.format import FIRST_SLOT, Stop, file_path, position_of, split_position
+from penstock.log.xchannel.files import SECOND_LOOK_SECONDS, ChannelFile, discover, problem_at, written_behind
+from penstock.log.xchannel.format import FIRST_SLOT, RecordStop, file_path, position_of, split_position
 from penstock.log.xchannel.place import Place
+from penstock.log.xchannel.recover import is_older, lost_roll, mark_ahead
 from penstock.types import Problem
 
 __all__ = ["move_on", "skip_damage"]
 
 CHECK_NANOSECONDS: Final = 5_000_000  # how often a waiting reader looks beyond its slot
-SECOND_LOOK_SECONDS: Final = 0.001
 
 
 def move_on(place: Place) -> bool:
@@ -26,15 +26,18 @@ def move_on(place: Place) -> bool:
         place.check_open()
         if place.cursor.ready():  # another thread was here, or the writer
             return True
-        file, stop = place.file, Stop(place.cursor.status)
+        file, stop = place.file, RecordStop(place.cursor.status)
         if place.bound is not None and place.cursor.position >= place.bound:
             return _lift_bound(place)
         match stop:
-            case Stop.TAIL:
+            case RecordStop.TAIL:
                 return _look_around(place, file)
-            case Stop.END | Stop.TRUNCATED:
+            case RecordStop.END | RecordStop.TRUNCATED:
                 return _grow(place, file, stop)
-            case Stop.ROLLED:
+            case RecordStop.ROLLED:
+                false_roll = written_behind(file, place.cursor, 2)
+                if false_roll is not None:
+                    raise false_roll
                 place.enter(_next_file(place, file), FIRST_SLOT)
                 return True
             case _:
@@ -49,7 +52,10 @@ def skip_damage(place: Place) -> Problem | None:
         except CorruptionError as exc:
             file = place.file
             following = (place.offset // file.region_bytes + 1) * file.region_bytes
-            if following + FIRST_SLOT <= file.size:
+            at_end = place.cursor.status in (RecordStop.TAIL, RecordStop.ROLLED)
+            if at_end and file.file.read_at(following, 1) != b"\1":
+                place.enter(_next_file(place, file), FIRST_SLOT)  # nothing more is in this one
+            elif following + FIRST_SLOT <= file.size:
                 place.enter(file, following)
             else:
                 place.enter(_next_file(place, file), FIRST_SLOT)
@@ -57,12 +63,12 @@ def skip_damage(place: Place) -> Problem | None:
         return None
 
 
-def _grow(place: Place, file: ChannelFile, stop: Stop) -> bool:
+def _grow(place: Place, file: ChannelFile, stop: RecordStop) -> bool:
     """Walk on into what the file has gained, or say that it ends too soon."""
     cursor = place.cursor
     start = cursor.window_position - file.position(0)
     offset, size = start + cursor.at, file.size
-    if stop is Stop.END and size > offset and offset - start >= len(cursor.window):
+    if stop is RecordStop.END and size > offset and offset - start >= len(cursor.window):
         place.enter(file, offset)
         return True
     reach = min(size - start, len(cursor.window))
@@ -72,7 +78,7 @@ def _grow(place: Place, file: ChannelFile, stop: Stop) -> bool:
     raise problem_at(file, offset, stop)
 
 
-def _look_twice(place: Place, file: ChannelFile, stop: Stop) -> bool:
+def _look_twice(place: Place, file: ChannelFile, stop: RecordStop) -> bool:
     """Report damage, unless it was the moment between a commit and the header behind it.
 
     xchannel 2.0.0 lays that header after the commit: what a reader meets there meanwhile may be
@@ -91,20 +97,49 @@ def _look_around(place: Place, file: ChannelFile) -> bool:
     """
     if place.cursor.resting():
         return False
-    place.cursor.rest(CHECK_NANOSECONDS)
+    if file.size <= place.offset:
+        raise CorruptionError(file.path, file.size, "the file was cut while it was read")
     if file.size % file.region_bytes:
-        raise problem_at(file, place.offset, Stop.LIMIT)
+        raise problem_at(file, place.offset, RecordStop.LIMIT)
+    if _is_unfinished(place, file):
+        return True
     if _missed_roll(place, file):
         return True
+    _check_mark(place, file)
     here = place.disk.stat(file.path)
     if here is not None and here.identity == file.file.stat().identity:
+        place.cursor.rest(CHECK_NANOSECONDS)  # only now: what is wrong is told every time
         return False
-    if place.cursor.ready() or place.cursor.status != Stop.TAIL:
+    if place.cursor.ready() or place.cursor.status != RecordStop.TAIL:
         return True  # it was rolled and then removed by retention
     raise ReplacedError(
         place.path,
         "its files are gone" if here is None else "another file has taken the place of its newest",
     )
+
+
+def _is_unfinished(place: Place, file: ChannelFile) -> bool:
+    """Raise where a commit byte was lost in the middle; True if the writer has just gone on."""
+    if place.bound is not None:
+        return False  # after a power cut nothing behind the mark means anything
+    found = written_behind(file, place.cursor)
+    if found is not None and place.disk.stat(file_path(place.path, file.sequence + 1)) is not None:
+        found = written_behind(file, place.cursor, 2)
+    if found is not None:
+        raise found
+    return place.cursor.status != RecordStop.TAIL or place.cursor.ready()
+
+
+def _check_mark(place: Place, file: ChannelFile) -> None:
+    """Once at the end of a channel: say if that lies before the durable mark, so that files are missing or older."""
+    if place.checked:
+        return
+    mark = None if place.bound is not None else place.sidecar.durable_position()
+    if mark is not None and mark > place.cursor.position and not place.cursor.ready():
+        if place.cursor.status == RecordStop.TAIL and mark > place.cursor.position:
+            raise mark_ahead(file, place.offset, mark, place.sidecar)
+        return
+    place.checked = True
 
 
 def _missed_roll(place: Place, file: ChannelFile) -> bool:
@@ -125,9 +160,12 @@ def _missed_roll(place: Place, file: ChannelFile) -> bool:
         and successor.region_bytes == file.region_bytes
         and successor.file.read_at(FIRST_SLOT, 1) == b"\1"
     )
-    if not begun or place.cursor.ready() or place.cursor.status != Stop.TAIL:
+    if not begun or place.cursor.ready() or place.cursor.status != RecordStop.TAIL:
         successor.close()
-        return begun and place.cursor.status != Stop.TAIL
+        return begun and place.cursor.status != RecordStop.TAIL
+    if is_older(file, place.offset, place.sidecar):
+        successor.close()
+        raise lost_roll(file, place.offset)
     place.enter(successor, FIRST_SLOT)
     return True
 
@@ -164,7 +202,7 @@ def _next_file(place: Place, file: ChannelFile) -> ChannelFile:
 
 def _lift_bound(place: Place) -> bool:
     """Go past the mark of an earlier boot once a writer has cleaned up behind it."""
-    place.trust()
+    place.load_power_loss_bound()
     if place.bound is not None:
         return False
     sequence, offset = split_position(place.cursor.position)

@@ -48,7 +48,7 @@ import msgspec
 
 from penstock.errors import CorruptionError, OptionsError, UnsupportedError
 
-__all__ = ["Kind", "Stop", "ChannelHeader", "position_of", "split_position", "file_path"]
+__all__ = ["RecordKind", "RecordStop", "ChannelHeader", "position_of", "split_position", "file_path"]
 
 RECORD: Final = struct.Struct("<BBHIQ")
 HEADER: Final = struct.Struct("<QQQII32s")
@@ -61,7 +61,7 @@ MAX_SEQUENCE: Final = (1 << 63 - OFFSET_BITS) - 1
 SMALLEST_PAGE: Final = 4096
 
 
-class Kind(enum.IntEnum):
+class RecordKind(enum.IntEnum):
     """The kind of a record: on disk for ever, add and never renumber."""
 
     CHANNEL = 0
@@ -70,7 +70,7 @@ class Kind(enum.IntEnum):
     ROLL = 3
 
 
-class Stop(enum.IntEnum):
+class RecordStop(enum.IntEnum):
     """Why a walk over records stopped: the numbers of kernel/xchannel.pyx and its twin."""
 
     LIMIT = 0
@@ -100,7 +100,7 @@ class ChannelHeader(msgspec.Struct, frozen=True):
 
     def encode(self) -> bytes:
         """Return the bytes of a fresh file up to and including its first slot."""
-        channel = RECORD.pack(1, Kind.CHANNEL, 0, HEADER.size, 0)
+        channel = RECORD.pack(1, RecordKind.CHANNEL, 0, HEADER.size, 0)
         fields = HEADER.pack(
             self.write_position,
             self.message_count,
@@ -126,8 +126,8 @@ class ChannelHeader(msgspec.Struct, frozen=True):
         committed, kind, _, length, _ = RECORD.unpack_from(data)
         if not any(data[:FIRST_SLOT]):
             raise CorruptionError(path, 0, "all zeros: its writer never initialised it")
-        if kind != Kind.CHANNEL:
-            name = Kind(kind).name.capitalize() if kind <= Kind.ROLL else f"of kind {kind}"
+        if kind != RecordKind.CHANNEL:
+            name = RecordKind(kind).name.capitalize() if kind <= RecordKind.ROLL else f"of kind {kind}"
             raise CorruptionError(path, 1, f"the first record is {name}, not Channel")
         if committed == 0:
             raise CorruptionError(path, 0, "the channel record is not committed: never initialised")

@@ -9,30 +9,48 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Final, Self
 
+import numpy as np
+
 from penstock import kernel
 from penstock.batch import Batch
-from penstock.disk import Disk, Handle, PosixDisk, ReadDisk
-from penstock.errors import CorruptionError, ExpiredError, OptionsError, PenstockError
+from penstock.disk import Disk, Handle, LoopWait, ReadDisk, read_disk_for
+from penstock.disk.posix import followed
+from penstock.errors import (
+    CorruptionError,
+    ExpiredError,
+    NotFoundError,
+    OptionsError,
+    PenstockError,
+    UnsupportedError,
+)
 from penstock.kernel import Cursor
+from penstock.log.damage import DamageMet, check_on_damage
+from penstock.log.face import OnDamage
 from penstock.log.options import DEFAULT_LIMIT
 from penstock.log.sidecar import Sidecar
-from penstock.log.xchannel.files import LOOKS, ChannelFile, discover, problem_at, sidecar_prefix
+from penstock.log.xchannel.arrival import ChannelWait
+from penstock.log.xchannel.files import LOOKS, ChannelFile, discover, problem_at, sidecar_prefix, written_behind
 from penstock.log.xchannel.format import (
     FIRST_SLOT,
     SLOT_BYTES,
     ChannelHeader,
-    Stop,
+    RecordStop,
     file_path,
+    footprint,
     position_of,
     split_position,
 )
+from penstock.log.xchannel.options import DEFAULT_REGION_BYTES
 from penstock.log.xchannel.reader import Reader
 from penstock.log.xchannel.writer import Writer
 from penstock.types import Problem
 
-__all__ = ["XChannelLog", "logs_in", "open_reader", "open_writer", "recognise"]
+__all__ = ["XChannelLog", "gaps", "logs_in", "open_reader", "open_writer", "recognise"]
 
 PGSS: Final = b"PGSS"
+HEADER_LENGTH: Final = (64).to_bytes(4, "little")  # of the Channel record
+FILE_BITS: Final = 40
+"""A position is the number of its file × 2^40, and a byte."""
 ROLLED: Final = re.compile(r".+\.[1-9][0-9]*", re.ASCII | re.DOTALL)
 
 
@@ -54,11 +72,16 @@ class XChannelLog(Handle):
 
     format = "xchannel"
     origin = FIRST_SLOT
+    has_kinds = True
 
-    def __init__(self, path: str | os.PathLike[str], disk: ReadDisk | None = None) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], disk: ReadDisk | None = None, *, on_damage: OnDamage = "raise"
+    ) -> None:
         super().__init__()
-        self.path = os.fspath(path)
-        self._disk = disk or PosixDisk()
+        check_on_damage(on_damage)
+        self.path, self.on_damage = followed(os.fspath(path)), on_damage
+        self._met = DamageMet()
+        self._disk = disk or read_disk_for(path)
         self._sidecar = Sidecar(self._disk, sidecar_prefix(self.path))
         self._lock = threading.RLock()
         self._reader: Reader | None = None
@@ -71,9 +94,19 @@ class XChannelLog(Handle):
 
     @property
     def next_position(self) -> int:
-        """Behind the newest record that is visible now."""
-        with Reader.open(self.path, "live", disk=self._disk) as reader:
-            return reader.position
+        """Behind the newest record that is visible now; at damage in the newest region if that is to be passed over."""
+        try:
+            with Reader.open(self.path, "latest", disk=self._disk) as reader:
+                return reader.position
+        except CorruptionError as exc:
+            if self.on_damage == "raise":
+                raise
+            self._met.add(Problem(exc.file, exc.byte, exc.reason))
+        file = ChannelFile.open(self._disk, self.path, self._sequences()[-1])
+        try:
+            return file.position(file.find_tail(Cursor()))
+        finally:
+            file.close()
 
     @property
     def durable_position(self) -> int | None:
@@ -86,17 +119,82 @@ class XChannelLog(Handle):
         identity = self._sidecar.identity()
         return "raw" if identity is None else identity.content
 
+    @property
+    def damage(self) -> list[Problem]:
+        """What reading has stepped over so far."""
+        return list(self._met.problems)
+
+    @property
+    def damage_count(self) -> int:
+        """How many places reading has stepped over so far."""
+        return self._met.count
+
     def read(self, position: int, limit: int = DEFAULT_LIMIT) -> Batch:
         """Return records from ``position`` on."""
         first = self.first_position
         if position < first:
             raise ExpiredError(self.path, position, first)
         with self._lock:
-            if self._reader is None:
-                self._reader = Reader.open(self.path, position, disk=self._disk)
-            elif self._reader.position != position:
-                self._reader.seek(position)
-            return self._reader.read_batch(limit)
+            while True:
+                try:
+                    if self._reader is None:
+                        self._reader = Reader.open(self.path, position, disk=self._disk)
+                    elif self._reader.position != position:
+                        self._reader.seek(position)
+                    batch = self._reader.read_batch(limit)
+                    if len(batch) and split_position(int(batch.positions[0]))[0] > split_position(position)[0]:
+                        self._check_left(position)
+                    return batch
+                except CorruptionError as exc:
+                    following = self._step_over(position, exc)
+                    if following is None:
+                        return Batch.of([], positions=[], kinds=[], timestamps=[], next_position=position)
+                    position = following
+
+    def skip_damage(self, position: int) -> tuple[int, Problem] | None:
+        """Return where reading goes on behind damage at ``position``: at the next region or file."""
+        try:
+            with Reader.open(self.path, position, disk=self._disk) as reader:
+                problem = reader.skip_damage()
+                return None if problem is None else (reader.position, problem)
+        except CorruptionError as exc:  # a header, or nothing lies behind it
+            later = (number for number in self._sequences() if number > split_position(position)[0])
+            following = next(later, None)
+            if following is None:
+                return None
+            return position_of(following, FIRST_SLOT), Problem(exc.file, exc.byte, exc.reason)
+
+    def _check_left(self, position: int) -> None:
+        """Note that a file ends at ``position`` without a Roll, though its header counts more than was read there."""
+        sequence, offset = split_position(position)
+        try:
+            file = ChannelFile.open(self._disk, self.path, sequence)
+        except (OSError, PenstockError):
+            return
+        try:
+            wrote = file.header.write_position
+            if not file.is_sealed() and wrote > offset + 2 * SLOT_BYTES:  # more than the Roll, which may be lost
+                reason = f"the records end here, though {wrote} bytes were written and a later file follows"
+                if self.on_damage == "raise" and self._met.add(Problem(file.path, offset, reason)):
+                    raise CorruptionError(file.path, offset, reason)
+                self._met.add(Problem(file.path, offset, reason))
+        finally:
+            file.close()
+
+    def gaps(self, expected: int | None, batch: Batch) -> int:
+        """Return at how many places whole files are missing in a batch and in front of it."""
+        return gaps(expected, batch)
+
+    def _step_over(self, position: int, exc: CorruptionError) -> int | None:
+        """Return where to read on behind damage, which is noted; None when nothing follows it yet."""
+        if self.on_damage == "raise":
+            raise exc
+        found = self.skip_damage(position)
+        if found is None or found[0] <= position:
+            self._met.add(Problem(exc.file, exc.byte, exc.reason))
+            return None
+        self._met.add(found[1])
+        return found[0]
 
     def tail(
         self,
@@ -106,9 +204,24 @@ class XChannelLog(Handle):
         timeout: float | None = None,
     ) -> Iterator[Batch]:
         """Yield batches from ``position`` (or from the end) on and wait for more."""
-        start = "live" if position is None else position
-        with Reader.open(self.path, start, disk=self._disk) as reader:  # type: ignore[arg-type]
-            yield from reader.batches(limit, timeout)
+        at = position
+        while True:
+            try:
+                with Reader.open(self.path, "latest" if at is None else at, disk=self._disk) as reader:
+                    at = reader.position
+                    for batch in reader.batches(limit, timeout):
+                        yield batch
+                        at = batch.next_position
+                return
+            except CorruptionError as exc:
+                following = None if at is None else self._step_over(at, exc)
+                if following is None:
+                    raise
+                at = following
+
+    def waiter(self) -> LoopWait:
+        """Return what waits for more records on an event loop, with the help of a thread."""
+        return ChannelWait(lambda: Reader.open(self.path, "latest", disk=self._disk))
 
     def cut(self, start: int, end: int, span_bytes: int) -> list[tuple[int, int]]:
         """Return spans of about ``span_bytes``, which begin at ``start`` and at regions: those begin with a record."""
@@ -201,6 +314,7 @@ class XChannelLog(Handle):
             "next_position": self._try(lambda: self.next_position),
             "durable_position": self.durable_position,
             "bytes": total,
+            "damage": self.damage,
             "region_bytes": region,
             "cursors": self._sidecar.cursors(),
             "files": files,
@@ -228,7 +342,7 @@ class XChannelLog(Handle):
     def _sequences(self) -> list[int]:
         sequences = discover(self._disk, self.path)
         if not sequences:
-            raise OptionsError(f"{self.path}: there is no channel here")
+            raise NotFoundError(f"{self.path}: there is no channel here")
         return sequences
 
     @staticmethod
@@ -248,7 +362,7 @@ def _verify_file(file: ChannelFile, *, last: bool) -> Iterator[Problem]:
     while True:
         file.attach(cursor, offset)
         count += sum(file.walk(cursor))
-        offset, stop = cursor.position - file.position(0), Stop(cursor.status)
+        offset, stop = cursor.position - file.position(0), RecordStop(cursor.status)
         if cursor.stray >= 0:
             stray = cursor.window_position + cursor.stray - file.position(0)
             yield Problem(
@@ -256,13 +370,17 @@ def _verify_file(file: ChannelFile, *, last: bool) -> Iterator[Problem]:
                 stray + 1,
                 "a Channel record in the middle of a file; readers step over it",
             )
-        if stop in (Stop.TAIL, Stop.ROLLED):
+        at_end = stop in (RecordStop.TAIL, RecordStop.ROLLED)
+        hidden = written_behind(file, cursor, 1 if last and stop is RecordStop.TAIL else 2) if at_end else None
+        if at_end and hidden is None:
             break
         damaged = True
-        exc = problem_at(file, offset, stop)
+        exc = hidden or problem_at(file, offset, stop)
         yield Problem(exc.file, exc.byte, exc.reason)
         offset = (offset // file.region_bytes + 1) * file.region_bytes
-        if stop is Stop.END or offset + SLOT_BYTES > file.size:
+        if stop is RecordStop.END or offset + SLOT_BYTES > file.size:
+            break
+        if hidden is not None and file.file.read_at(offset, 1) != b"\1":
             break
     if file.size % file.region_bytes:
         yield Problem(file.path, file.size, "the file is cut: its size is not a whole number of regions")
@@ -270,7 +388,7 @@ def _verify_file(file: ChannelFile, *, last: bool) -> Iterator[Problem]:
         yield from _verify_header(file, offset, count, stop, last=last)
 
 
-def _verify_header(file: ChannelFile, end: int, count: int, stop: Stop, *, last: bool) -> Iterator[Problem]:
+def _verify_header(file: ChannelFile, end: int, count: int, stop: RecordStop, *, last: bool) -> Iterator[Problem]:
     """Compare what the header says with what a walk found."""
     then, now = file.header, ChannelHeader.decode(file.path, file.file.read_at(0, FIRST_SLOT))
     if now.sequence != file.sequence:
@@ -278,11 +396,11 @@ def _verify_header(file: ChannelFile, end: int, count: int, stop: Stop, *, last:
         yield Problem(file.path, 32, reason)
     if any(now.name):
         yield Problem(file.path, 48, "the name field is not zero")
-    if stop is Stop.TAIL and not last:
+    if stop is RecordStop.TAIL and not last:
         yield Problem(file.path, end, "no Roll, though the channel goes on in a later file")
     if then != now:
         return  # a writer is at work: its counters are between two records
-    at_rest = end + SLOT_BYTES * (2 if stop is Stop.ROLLED else 1)
+    at_rest = end + SLOT_BYTES * (2 if stop is RecordStop.ROLLED else 1)
     if now.write_position != at_rest:
         reason = f"write_position is {now.write_position}, but the records end at {at_rest}"
         yield Problem(file.path, SLOT_BYTES, reason + "; the next writer mends it")
@@ -301,18 +419,45 @@ def recognise(disk: ReadDisk, path: str) -> bool:
             return False
     if found.is_folder:
         return False
+    path = followed(path)
     with disk.open(path) as file:
-        return file.read_at(0, len(PGSS)) != PGSS
+        start = file.read_at(0, FIRST_SLOT)
+    try:
+        ChannelHeader.decode(path, start)
+    except UnsupportedError:
+        return True  # by name, whoever opens it
+    except PenstockError:
+        # Damaged: a channel still if it is known as one, or its first record is that of one.
+        known = disk.stat(sidecar_prefix(path) + "id") is not None
+        return start[: len(PGSS)] != PGSS and (known or start[4:8] == HEADER_LENGTH)
+    return True
 
 
-def open_reader(disk: ReadDisk, path: str) -> XChannelLog:
+def open_reader(disk: ReadDisk, path: str, on_damage: OnDamage | None = None) -> XChannelLog:
     """Open a channel with the common face."""
-    return XChannelLog(path, disk)
+    return XChannelLog(path, disk, on_damage=on_damage or "raise")
 
 
-def open_writer(disk: Disk, path: str, content: str = "raw") -> Writer:
-    """Open a channel for writing with default options, created if it is not there."""
-    return Writer.open(path, content=content, disk=disk)
+def gaps(expected: int | None, batch: Batch) -> int:
+    """Return at how many places whole files are missing in a batch and in front of it."""
+    if not len(batch):
+        return 0
+    numbers = batch.positions >> FILE_BITS
+    if expected is not None:  # the file of the record that would be next
+        numbers = np.concatenate(([expected >> FILE_BITS], numbers))
+    return int((np.diff(numbers) > 1).sum())
+
+
+def open_writer(disk: Disk, path: str, content: str = "raw", largest_bytes: int | None = None) -> Writer:
+    """Open a channel for writing with default options, created if it is not there, with regions that are large enough.
+
+    The regions of a channel that is there stay as they are.
+    """
+    region = None
+    if largest_bytes is not None and not discover(disk, path):
+        needed = footprint(largest_bytes) + FIRST_SLOT + SLOT_BYTES
+        region = max(DEFAULT_REGION_BYTES, -(-needed // DEFAULT_REGION_BYTES) * DEFAULT_REGION_BYTES)
+    return Writer.open(path, content=content, region_bytes=region, disk=disk)
 
 
 def logs_in(disk: ReadDisk, folder: str) -> list[str]:

@@ -32,13 +32,14 @@ class WriterOptions:
     """With ``interval``: how long a record may stay undurable."""
 
     keep_files: int = 0
-    """How many files stay after a roll, the newest included; 0 keeps all."""
+    """How many files stay after a roll, the newest included; 0 keeps all.  It needs ``roll_bytes``."""
 
     max_message_bytes: int = 0
     """The largest message that is accepted; 0 accepts whatever a region holds."""
 
-    content: str = "raw"
-    """``raw`` or ``envelope/1``; noted beside a new channel for those who read it."""
+    content: str | None = None
+    """``raw`` or ``envelope/1``; noted beside a new channel for those who read it, and refused where it is another.
+    None: the channel's own, ``raw`` for a new one."""
 
     # --- How it is laid out
 
@@ -60,6 +61,8 @@ class WriterOptions:
         for name in ("roll_bytes", "max_message_bytes", "keep_files"):
             if getattr(self, name) < 0:
                 raise OptionsError(f"{name}={getattr(self, name)}: must not be negative")
+        if self.keep_files and not self.roll_bytes:
+            raise OptionsError(f"keep_files={self.keep_files}: a channel without roll_bytes has one file and keeps it")
         smallest = FIRST_SLOT + footprint(0) + SLOT_BYTES
         if 0 < self.roll_bytes < smallest:
             raise OptionsError(f"roll_bytes={self.roll_bytes}: no record fits a file of less than {smallest} bytes")

@@ -11,6 +11,7 @@ from typing import Final
 
 from penstock import kernel
 from penstock.disk import ReadDisk
+from penstock.disk.plain import boot_id_of
 from penstock.errors import (
     ClosedError,
     CorruptionError,
@@ -21,8 +22,8 @@ from penstock.errors import (
 )
 from penstock.kernel import Cursor
 from penstock.log.sidecar import Sidecar
-from penstock.log.xchannel.files import ChannelFile, discover, problem_at, sidecar_prefix
-from penstock.log.xchannel.format import FIRST_SLOT, Stop, file_path, position_of, split_position
+from penstock.log.xchannel.files import ChannelFile, discover, problem_at, sidecar_prefix, written_behind
+from penstock.log.xchannel.format import FIRST_SLOT, RecordStop, file_path, position_of, split_position
 
 __all__ = ["Place"]
 
@@ -40,6 +41,7 @@ class Place:
         self.sidecar = Sidecar(disk, sidecar_prefix(base))
         identity = self.sidecar.identity()
         self.log_id = None if identity is None else identity.log_id
+        self.checked = False  # whether the end was compared with the mark
         self.bound: int | None = None  # the durable mark of an earlier boot: what lies behind it will be cut
         self.dead = ""
         self._file: ChannelFile | None = None
@@ -81,12 +83,16 @@ class Place:
                 continue  # retention took it: there is a newer one
             cursor = Cursor()
             offset = file.find_tail(cursor)
-            if cursor.status == Stop.ROLLED and not bounded:
+            if cursor.status == RecordStop.ROLLED and not bounded:
                 if self.disk.stat(file_path(self.path, newest + 1)) is not None:
                     file.close()
                     continue  # it has just been rolled
-            elif cursor.status not in (Stop.TAIL, Stop.ROLLED):
+            elif cursor.status not in (RecordStop.TAIL, RecordStop.ROLLED):
                 raise problem_at(file, offset, cursor.status)
+            hidden = None if self.bound is not None else written_behind(file, cursor)
+            if hidden is not None and cursor.status == RecordStop.TAIL:
+                file.close()
+                raise hidden
             if self.bound is not None:
                 offset = min(offset, split_position(self.bound)[1])
             self.enter(file, offset)
@@ -130,6 +136,12 @@ class Place:
             self._file.close()
         self._file = file
 
+    def check_whole(self) -> None:
+        """Raise if the file no longer has what was just walked over: it was cut, and the walk saw zeros."""
+        size = self.file.size
+        if size < self.offset or getattr(self.cursor.window, "torn", False):
+            raise CorruptionError(self.file.path, size, "the file was cut while it was read")
+
     def _open(self, sequence: int) -> ChannelFile:
         """Open a file that may have been named a moment ago."""
         deadline = time.monotonic() + HALF_MADE_SECONDS
@@ -156,7 +168,7 @@ class Place:
         file.attach(cursor, region)
         file.walk(cursor, until=offset)
         end = cursor.position - file.position(0)
-        if end < offset and cursor.status not in (Stop.LIMIT, Stop.TAIL, Stop.ROLLED):
+        if end < offset and cursor.status not in (RecordStop.LIMIT, RecordStop.TAIL, RecordStop.ROLLED):
             raise problem_at(file, end, cursor.status)
         if end < offset:
             raise OptionsError(f"{self.path}: position {position} is past the end of the channel")
@@ -165,12 +177,12 @@ class Place:
 
     # --- How far it may go
 
-    def trust(self) -> None:
+    def load_power_loss_bound(self) -> None:
         """Find the durable mark of an earlier boot: a reader stops there until a writer has cleaned up behind it."""
         found = self.sidecar.mark.read()
-        boot_id = getattr(self.disk, "boot_id", None)  # a disk for reading only has none
+        boot_id = boot_id_of(self.disk)
         self.bound = None
-        if found is not None and boot_id is not None and found[0] != boot_id():
+        if found is not None and boot_id is not None and found[0] != boot_id:
             self.bound = found[1]
 
     # --- Open and closed

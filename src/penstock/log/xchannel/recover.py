@@ -6,6 +6,8 @@ In the order it is done:
    have reached the disk before its payload, so nothing behind the mark can be trusted.  What is cut is set aside
    in ``<base>.penstock-cut-….bad``.
 2. The end of the newest file is found by walking it, past records whose writer died before it stored write_position.
+   Where write_position is ahead of that end, a commit byte was lost, to damage or to a power cut that no mark tells of:
+   what lies behind it is set aside before it is written over.
 3. The file before it gets the Roll its writer did not live to commit.
 
 Running it twice changes nothing.
@@ -13,42 +15,59 @@ Running it twice changes nothing.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import struct
 import time
+from typing import Final
 
 from penstock import kernel
-from penstock.disk import Disk, save_atomically
-from penstock.disk.posix import folder_of
-from penstock.errors import CorruptionError
+from penstock.disk import Disk
+from penstock.disk.posix import data_end, folder_of
+from penstock.errors import CorruptionError, PenstockError
 from penstock.kernel import Cursor
 from penstock.log.sidecar import Sidecar
-from penstock.log.xchannel.files import ChannelFile, discover, page_size, problem_at
+from penstock.log.xchannel.files import ChannelFile, discover, page_size, problem_at, sidecar_prefix, written_behind
 from penstock.log.xchannel.format import (
     FIRST_SLOT,
     PRISTINE,
     SLOT_BYTES,
-    Stop,
+    RecordKind,
+    RecordStop,
     file_path,
+    position_of,
     split_position,
 )
 
-__all__ = ["cut_back", "complete_roll", "find_end"]
+__all__ = [
+    "check_mark",
+    "check_rolls",
+    "cut_back",
+    "complete_roll",
+    "find_end",
+    "is_older",
+    "keep_hidden",
+    "lost_roll",
+    "mark_ahead",
+]
 
 logger = logging.getLogger(__name__)
 
+COPY_BYTES: Final = 1 << 20
+ROLLED: Final = bytes((1, RecordKind.ROLL))  # how a Roll begins
 
-def find_end(file: ChannelFile) -> tuple[int, Stop, int]:
+
+def find_end(file: ChannelFile) -> tuple[int, RecordStop, int]:
     """Return (offset of the end, why it is the end, message_count) of a file to be written to."""
     cursor = Cursor()
     offset = file.find_tail(cursor)
-    stop = Stop(cursor.status)
-    if stop not in (Stop.TAIL, Stop.ROLLED):
+    stop = RecordStop(cursor.status)
+    if stop not in (RecordStop.TAIL, RecordStop.ROLLED):
         raise problem_at(file, offset, stop)
     if file.size % file.region_bytes:
-        raise problem_at(file, offset, Stop.LIMIT)
+        raise problem_at(file, offset, RecordStop.LIMIT)
     counted = file.header.message_count
-    at_rest = offset + SLOT_BYTES * (2 if stop is Stop.ROLLED else 1)
+    at_rest = offset + SLOT_BYTES * (2 if stop is RecordStop.ROLLED else 1)
     if file.header.write_position != at_rest:
         counted = count_messages(file)
         logger.warning(
@@ -58,6 +77,26 @@ def find_end(file: ChannelFile) -> tuple[int, Stop, int]:
     return offset, stop, counted
 
 
+def keep_hidden(disk: Disk, file: ChannelFile, offset: int, stop: RecordStop) -> None:
+    """Copy what lies behind the end of a file, if its header knows of records there, before a writer goes on at it."""
+    if stop is not RecordStop.TAIL or file.header.write_position <= offset + SLOT_BYTES:
+        return
+    cursor = Cursor()
+    file.attach(cursor, offset)
+    cursor.ready()
+    hidden = written_behind(file, cursor)
+    end = data_end(file.file)
+    if hidden is None or not any(
+        any(file.file.read_at(at, COPY_BYTES)) for at in range(offset + SLOT_BYTES, end, COPY_BYTES)
+    ):
+        return
+    aside = f"{sidecar_prefix(file.base)}cut-{file.sequence}-{offset}.bad"
+    if disk.stat(aside) is None:
+        _keep_behind(disk, file, offset, aside)
+        disk.sync_folder(folder_of(aside))
+    logger.warning("%s; what lies behind it was set aside in %s", hidden, aside)
+
+
 def count_messages(file: ChannelFile) -> int:
     """Return what message_count should be: every record up to the end, except a Roll."""
     cursor = Cursor()
@@ -65,11 +104,84 @@ def count_messages(file: ChannelFile) -> int:
     return sum(file.walk(cursor))
 
 
-def complete_roll(disk: Disk, base: str, sequence: int, region_bytes: int) -> None:
-    """Commit the Roll that the file before ``sequence`` lacks, if it does.
+def check_mark(disk: Disk, base: str, sidecar: Sidecar) -> None:
+    """Refuse a channel that ends before the durable mark of this boot: files that are older than their sidecars."""
+    mark = sidecar.durable_position()
+    sequences = discover(disk, base)
+    if mark is None or not sequences or sidecar.lost_power_at() is not None:
+        return
+    file = ChannelFile.open(disk, base, sequences[-1])
+    try:
+        cursor = Cursor()
+        offset = file.find_tail(cursor)
+        end = file.position(offset)
+        if cursor.status == RecordStop.ROLLED:  # the file it leads to is made anew
+            end = position_of(file.sequence + 1, FIRST_SLOT)
+        if cursor.status in (RecordStop.TAIL, RecordStop.ROLLED) and end < mark:
+            raise mark_ahead(file, offset, mark, sidecar)
+    finally:
+        file.close()
 
-    Refuses a file that readers coming from the one before could not enter.
+
+def mark_ahead(file: ChannelFile, offset: int, mark: int, sidecar: Sidecar) -> CorruptionError:
+    """Return what to say of a channel that ends before its durable mark."""
+    sequence, byte = split_position(mark)
+    return CorruptionError(
+        file.path,
+        offset,
+        f"the channel ends here, but it had been synced up to byte {byte} of {file_path(file.base, sequence)}: its "
+        f"files are from different times; if they were put here on purpose, remove {sidecar.mark.path}",
+    )
+
+
+def is_older(file: ChannelFile, offset: int, sidecar: Sidecar) -> bool:
+    """Whether a file without a Roll at its end is older than the one behind it, and not just without its Roll.
+
+    Our writer notes where it ends a file before it puts a record into the next one.
     """
+    ended = sidecar.last_roll()
+    return ended is not None and ended != file.position(offset)
+
+
+def lost_roll(file: ChannelFile, offset: int) -> CorruptionError:
+    """Return what to say of a file without a Roll that is followed by one with records."""
+    following = file_path(file.base, file.sequence + 1)
+    return CorruptionError(
+        file.path, offset, f"no Roll, though the channel goes on in {following}: its files are from different times"
+    )
+
+
+def check_rolls(disk: Disk, base: str, sequences: list[int], sidecar: Sidecar) -> None:
+    """Refuse a channel in which an older file lacks its Roll, though no power cut can have taken it.
+
+    Two short reads a file; the last file but one is looked at by ``complete_roll``.
+    """
+    if sidecar.last_roll() is None:
+        return
+    for sequence in sequences[:-2]:
+        try:
+            file = ChannelFile.open(disk, base, sequence)
+        except (OSError, PenstockError):
+            continue  # whoever reads it says what is wrong with it
+        try:
+            slot = file.header.write_position - 2 * SLOT_BYTES
+            if slot >= FIRST_SLOT and file.file.read_at(slot, 2) == ROLLED:
+                continue
+            cursor = Cursor()
+            offset = file.find_tail(cursor)
+            if cursor.status == RecordStop.TAIL and is_older(file, offset, sidecar):
+                raise lost_roll(file, offset)
+        finally:
+            file.close()
+
+
+def complete_roll(disk: Disk, base: str, newest: ChannelFile) -> None:
+    """Commit the Roll that the file before the newest lacks, if it does.
+
+    Refuses a file that readers coming from the one before could not enter, and one with records to which no Roll leads
+    though no power cut can have taken it.
+    """
+    sequence, region_bytes = newest.sequence, newest.region_bytes
     try:
         file = ChannelFile(base, sequence - 1, disk.modify(file_path(base, sequence - 1)))
     except FileNotFoundError:
@@ -84,11 +196,14 @@ def complete_roll(disk: Disk, base: str, sequence: int, region_bytes: int) -> No
             )
         cursor = Cursor()
         slot = file.find_tail(cursor)
-        if cursor.status == Stop.TAIL and file.size % file.region_bytes == 0:
+        if cursor.status == RecordStop.TAIL and file.size % file.region_bytes == 0:
+            begun = newest.file.read_at(FIRST_SLOT, 1) == b"\1"
+            if begun and is_older(file, slot, Sidecar(disk, sidecar_prefix(base))):
+                raise lost_roll(file, slot)
             window, start = file.window(slot, writable=True)
-            kernel.xchannelwrite.commit_roll(window, slot - start, time.time_ns())
+            kernel.xchannelwrite.commit_roll(window, slot - start, max(0, time.time_ns()))
             logger.warning("%s: completed its Roll to %s", file.path, file_path(base, sequence))
-        elif cursor.status != Stop.ROLLED:
+        elif cursor.status != RecordStop.ROLLED:
             logger.warning("%s; readers will stop there", problem_at(file, slot, cursor.status))
             return
         at_rest = slot + 2 * SLOT_BYTES
@@ -108,6 +223,7 @@ def cut_back(disk: Disk, base: str, sidecar: Sidecar) -> list[str]:
     sequences = discover(disk, base)
     if sequence not in sequences:
         return []
+    _move_cursors_back(sidecar, mark)  # first: a crash in between only delivers again
     aside = [_set_aside(disk, base, later) for later in sequences if later > sequence]
     file = ChannelFile(base, sequence, disk.modify(file_path(base, sequence)))
     try:
@@ -123,6 +239,15 @@ def cut_back(disk: Disk, base: str, sidecar: Sidecar) -> list[str]:
     return aside
 
 
+def _move_cursors_back(sidecar: Sidecar, position: int) -> None:
+    """Move every named cursor behind ``position`` there: what comes next at those places has not been read."""
+    for name in sidecar.cursor_names():
+        with contextlib.suppress(CorruptionError):  # its reader starts anew
+            found = sidecar.read_cursor(name)
+            if found is not None and found > position:
+                sidecar.write_cursor(name, position)
+
+
 def _cut_file(disk: Disk, file: ChannelFile, offset: int, prefix: str) -> str | None:
     """Make ``offset`` the end of a file, keeping what was behind it in a file of its own."""
     cursor = Cursor()
@@ -132,12 +257,11 @@ def _cut_file(disk: Disk, file: ChannelFile, offset: int, prefix: str) -> str | 
     if end != offset:
         raise CorruptionError(file.path, end, f"damaged before the durable mark at byte {offset}")
     region_end = (offset // file.region_bytes + 1) * file.region_bytes
-    behind = file.file.read_at(offset, file.size - offset)
     aside = None
-    if behind[:1] not in (b"\0", b""):
+    if file.file.read_at(offset, 1) not in (b"\0", b""):
         aside = f"{prefix}cut-{file.sequence}-{offset}.bad"
         if disk.stat(aside) is None:
-            save_atomically(disk, aside, behind)
+            _keep_behind(disk, file, offset, aside)
     with disk.modify(file.path) as writable:
         writable.write_at(offset, PRISTINE.ljust(region_end - offset, b"\0"))
         writable.truncate(region_end)
@@ -145,6 +269,18 @@ def _cut_file(disk: Disk, file: ChannelFile, offset: int, prefix: str) -> str | 
         writable.write_at(SLOT_BYTES, counters)
         writable.sync()
     return aside
+
+
+def _keep_behind(disk: Disk, file: ChannelFile, offset: int, aside: str) -> None:
+    """Copy what lies behind ``offset`` to a file of its own, piece by piece; holes at the end are left out."""
+    temporary, end = aside + ".tmp", max(offset, data_end(file.file))
+    with contextlib.suppress(FileNotFoundError):
+        disk.remove(temporary)
+    with disk.create(temporary) as copy:
+        for at in range(offset, end, COPY_BYTES):
+            copy.write_at(at - offset, file.file.read_at(at, min(COPY_BYTES, end - at)))
+        copy.sync()
+    disk.rename(temporary, aside)
 
 
 def _set_aside(disk: Disk, base: str, sequence: int) -> str:

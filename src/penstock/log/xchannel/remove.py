@@ -6,23 +6,25 @@ import contextlib
 import logging
 import os
 
-from penstock.disk import Disk, PosixDisk, ReadFile
+from penstock.disk import Disk, ReadFile, disk_for
 from penstock.disk.posix import folder_of
 from penstock.log.sidecar import Sidecar
 from penstock.log.xchannel.files import discover, sidecar_prefix
-from penstock.log.xchannel.format import file_path
+from penstock.log.xchannel.format import file_path, split_position
+from penstock.log.xchannel.own import own_newest
 
-__all__ = ["Retention", "cleanup"]
+__all__ = ["FileRetention", "cleanup"]
 
 logger = logging.getLogger(__name__)
 
 
-class Retention:
+class FileRetention:
     """Removes files beyond ``keep``, the newest included; 0 keeps all.  Readers that map them go on undisturbed."""
 
     def __init__(self, disk: Disk, base: str, keep: int, sequences: list[int]) -> None:
         self._disk, self._base, self._keep = disk, base, keep
         self._sequences = sequences
+        self._sidecar = Sidecar(disk, sidecar_prefix(base))
 
     def rolled(self, sequence: int) -> list[ReadFile]:
         """Note that ``sequence`` is the newest now, and remove what is too old; return the last of that, still open.
@@ -31,7 +33,10 @@ class Retention:
         """
         self._sequences.extend(range(self._sequences[-1] + 1, sequence + 1))
         removed: list[ReadFile] = []
-        while self._keep and self._sequences[0] <= sequence - self._keep:
+        newest = sequence - self._keep if self._keep else -1
+        if self._sequences[0] <= newest and (held := self._sidecar.shipped_floor()) is not None:
+            newest = min(newest, split_position(held)[0] - 1)  # what is not shipped yet stays
+        while self._sequences[0] <= newest:
             path = file_path(self._base, self._sequences.pop(0))
             try:
                 removed.append(self._disk.open(path))
@@ -58,11 +63,16 @@ def cleanup(path: str | os.PathLike[str], *, disk: Disk | None = None) -> list[s
     (3, [])
     >>> folder.cleanup()
     """
-    base, disk = os.fspath(path), disk or PosixDisk()
+    base, disk = os.fspath(path), disk or disk_for(path)
     if not _names(disk, base):
         return []
     sidecar = Sidecar(disk, sidecar_prefix(base))
     lock = sidecar.lock()
+    try:
+        owned = own_newest(disk, base)
+    except BaseException:
+        lock.release()
+        raise
     try:
         names = _names(disk, base)  # as they are now that no writer can roll
         names.sort(key=(sidecar.prefix + "lock").__eq__)  # the lock goes last
@@ -70,6 +80,7 @@ def cleanup(path: str | os.PathLike[str], *, disk: Disk | None = None) -> list[s
             with contextlib.suppress(FileNotFoundError):
                 disk.remove(name)
     finally:
+        owned.release()
         lock.release()
     return names
 

@@ -14,10 +14,10 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from penstock import kernel
-from penstock.disk import Disk, File
+from penstock.disk import Disk, File, Owned
 from penstock.errors import ClosedError, CorruptionError, OptionsError
 from penstock.kernel import Mapping
 from penstock.log.xchannel.ahead import Ahead
@@ -27,14 +27,14 @@ from penstock.log.xchannel.format import (
     FIRST_SLOT,
     MAX_FILE_BYTES,
     SLOT_BYTES,
-    Stop,
+    RecordStop,
     file_path,
     footprint,
     position_of,
 )
 from penstock.log.xchannel.options import DEFAULT_REGION_BYTES, WriterOptions
-from penstock.log.xchannel.recover import complete_roll, find_end
-from penstock.log.xchannel.remove import Retention
+from penstock.log.xchannel.recover import complete_roll, find_end, keep_hidden
+from penstock.log.xchannel.remove import FileRetention
 
 __all__ = ["Tip"]
 
@@ -44,14 +44,24 @@ _Place = tuple[ChannelFile, int, Mapping, int, Mapping]  # file, offset, window,
 class Tip:
     """Belongs to one writer.  Whatever takes longer than a record parks the appender and holds ``lock``."""
 
-    def __init__(self, disk: Disk, base: str, options: WriterOptions, sequences: list[int]) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        base: str,
+        options: WriterOptions,
+        sequences: list[int],
+        owned: Owned | None = None,
+        note_roll: Callable[[int], None] = lambda _: None,
+    ) -> None:
         """Go to the end of the newest of those files; without any, make the first."""
         from penstock.kernel.xchannelwrite import Appender
 
         self.path, self.options = base, options
         self.lock = threading.RLock()
         self.dead = ""
-        self._disk = disk
+        self.is_cut = False
+        """Whether somebody was told that the file was cut."""
+        self._disk, self._owned, self._note_roll = disk, owned or Owned(disk, base), note_roll
         self._head: tuple[ChannelFile, Mapping] | None = None  # the mapped channel header, and whose it is
         self._ahead = Ahead()
         self._draft: Draft | None = None  # the next file, made ready
@@ -61,8 +71,8 @@ class Tip:
         self.file, offset = self._continue(sequences[-1], options.region_bytes)
         try:
             if self.file.sequence > 0:
-                complete_roll(disk, base, self.file.sequence, self.file.region_bytes)
-            self._retention = Retention(disk, base, options.keep_files, sequences)
+                complete_roll(disk, base, self.file)
+            self._retention = FileRetention(disk, base, options.keep_files, sequences)
             self.largest = options.largest_message(self.file.region_bytes)
             self.appender = Appender(self.make_room, self.largest)
             self._attach(self._place(self.file, offset))
@@ -78,6 +88,7 @@ class Tip:
         """Move on until a record of that length fits, or say why it never will."""
         with self.lock:
             self.check_open()
+            self.check_whole()
             self._check_length(length)
             with self._parked():
                 while True:
@@ -92,15 +103,37 @@ class Tip:
         """End this file and go on in the next one."""
         with self.lock:
             self.check_open()
+            self.check_whole()
             with self._parked():
                 self._roll()
 
-    def written_to(self) -> tuple[int, int, Mapping, int]:
-        """Return the next position, the number of its file, and the window with how much of it is used."""
+    def roll_unless_reserved(self) -> bool:
+        """End this file, but not under a record that is being filled in; return whether it was ended."""
         with self.lock:
             self.check_open()
+            with self._parked():  # from here on nobody reserves
+                if self.appender.pending >= 0:
+                    return False
+                self._roll()
+                return True
+
+    def written_to(self) -> tuple[int, int, Mapping, int, tuple[int, int]]:
+        """Return the next position, its file's number, the window, how much of it is used, and which file that is."""
+        with self.lock:
+            self.check_open()
+            self.check_whole()
             used = self.appender.offset - self._window_start
-            return self.appender.position, self.file.sequence, self._window, used
+            return self.appender.position, self.file.sequence, self._window, used, self.file.file.stat().identity
+
+    def check_whole(self) -> None:
+        """Refuse to go on in a file that was cut while it was mapped: what was written since is nowhere.
+
+        A cut within the last page does not tear the mapping, and is seen by the length of the file alone.
+        """
+        size = self.file.size
+        if size < self._region_end or self._window.torn or (self._head is not None and self._head[1].torn):
+            self.is_cut = True
+            raise CorruptionError(self.file.path, size, "the file was cut while its writer had it open")
 
     # --- Open and closed
 
@@ -118,6 +151,7 @@ class Tip:
             self._drop_draft()
             self._ahead.close()
             self.file.close()
+            self._owned.release()
 
     def forked(self) -> None:
         """Close in the child of a fork: everything on disk stays the parent's."""
@@ -126,6 +160,7 @@ class Tip:
         self._ahead.forked()
         self.appender.detach()
         self.file.close()
+        self._owned.release()
         if self._draft is not None:
             self._draft.file.close()
         self._draft = None
@@ -196,9 +231,9 @@ class Tip:
     def _look_ahead(self) -> None:
         """Have what comes next made ready while this region is filled: another region, or the next file."""
         if self._region_end + footprint(0) + SLOT_BYTES <= self._roll_end:  # there will be a record in it
-            if self._ahead.pays(self.file.region_bytes):
+            if self._ahead.should_prepare(self.file.region_bytes):
                 self._ahead.ask(self.file, self._window, self._window_start, self._region_end)
-        elif self._draft is None and self._ahead.pays(self._roll_end):
+        elif self._draft is None and self._ahead.should_prepare(self._roll_end):
             with contextlib.suppress(OSError):  # the roll will meet the same, and say so
                 self._draft = self._new_draft(self.file.sequence + 1, self.file.region_bytes)
                 self._ahead.ask(self._draft, self._draft.window, 0, 0)
@@ -213,7 +248,9 @@ class Tip:
         except BaseException:
             successor.close()
             raise
-        self.appender.commit_roll(time.time_ns())
+        ended = self.appender.position
+        self.appender.commit_roll(max(0, time.time_ns()))
+        self._note_roll(ended)
         self._ahead.give_back(self.file)
         old, self.file = self.file, successor
         left = self._window
@@ -245,6 +282,7 @@ class Tip:
         draft, self._draft = self._draft or self._new_draft(sequence, region_bytes), None
         mapped = self._ahead.take(draft, 0)
         draft.finish(has_room=mapped >= 0)
+        self._owned.take(file_path(self.path, sequence))
         return draft.window, max(mapped, 0)
 
     def _new_draft(self, sequence: int, region_bytes: int) -> Draft:
@@ -259,6 +297,7 @@ class Tip:
     def _continue(self, sequence: int, region_bytes: int | None) -> tuple[ChannelFile, int]:
         """Open a file to write on at its end; return it and the offset of the end."""
         path = file_path(self.path, sequence)
+        self._owned.take(path)
         file = ChannelFile(self.path, sequence, self._disk.modify(path))
         if region_bytes is not None and file.region_bytes != region_bytes:
             file.close()
@@ -267,7 +306,8 @@ class Tip:
             )
         try:
             offset, stop, count = find_end(file)
-            if stop is Stop.ROLLED:  # the file it leads to was lost before anything was in it
+            keep_hidden(self._disk, file, offset, stop)
+            if stop is RecordStop.ROLLED:  # the file it leads to was lost before anything was in it
                 file.close()
                 self._create(sequence + 1, file.region_bytes)
                 return self._continue(sequence + 1, region_bytes)

@@ -10,25 +10,29 @@ import contextlib
 import os
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock import kernel
-from penstock.disk import Disk, Handle, PosixDisk
+from penstock.disk import Disk, Handle, Owned, disk_for
 from penstock.errors import OptionsError, UnsupportedError
 from penstock.log.columns import columns_of
-from penstock.log.options import SYNC_SECONDS, SyncMode
 from penstock.log.sidecar import Sidecar
+from penstock.log.writers import note_writer
 from penstock.log.xchannel.draft import remove_draft
 from penstock.log.xchannel.durable import Durability
-from penstock.log.xchannel.files import discover, sidecar_prefix
+from penstock.log.xchannel.files import ChannelFile, discover, sidecar_prefix
 from penstock.log.xchannel.options import WriterOptions
-from penstock.log.xchannel.recover import cut_back
+from penstock.log.xchannel.own import newest_file, own_newest
+from penstock.log.xchannel.recover import check_mark, check_rolls, cut_back
 from penstock.log.xchannel.tip import Tip
+from penstock.options import options_from, shows_options
 
 __all__ = ["Writer", "Reservation"]
+
+RAW: Final = "raw"
 
 
 class Reservation:
@@ -65,15 +69,23 @@ class Writer(Handle):
     >>> folder.cleanup()
     """
 
+    has_times = True
+
     def __init__(self, base: str, disk: Disk, options: WriterOptions) -> None:
         self.path, self.options = base, options
         self._check_name(disk)
-        self._sidecar = Sidecar(disk, sidecar_prefix(base))
-        self._held = self._sidecar.lock()
+        owned = own_newest(disk, base)
         try:
-            self._tip = self._open(disk)
+            self._sidecar = Sidecar(disk, sidecar_prefix(base))
+            self._held = self._sidecar.lock()
+        except BaseException:
+            owned.release()
+            raise
+        try:
+            self._tip = self._open(disk, owned)
         except BaseException:
             self._sidecar.close()
+            owned.release()
             self._held.release()
             raise
         self._appender = self._tip.appender
@@ -81,37 +93,34 @@ class Writer(Handle):
         if options.sync == "none":
             self.append = self._appender.append  # type: ignore[method-assign]  # nothing in between
         super().__init__()
+        note_writer(disk, base, self)
 
     @classmethod
+    @shows_options(WriterOptions)
     def open(
         cls,
         path: str | os.PathLike[str],
+        options: WriterOptions | None = None,
         *,
-        region_bytes: int | None = None,
-        roll_bytes: int = 0,
-        max_message_bytes: int = 0,
-        keep_files: int = 0,
-        sync: SyncMode = "none",
-        sync_seconds: float = SYNC_SECONDS,
-        content: str = "raw",
         disk: Disk | None = None,
+        **given: Any,
     ) -> Writer:
-        """Open a channel for writing, created if it is not there; see WriterOptions for each argument."""
-        options = WriterOptions(
-            region_bytes=region_bytes,
-            roll_bytes=roll_bytes,
-            max_message_bytes=max_message_bytes,
-            keep_files=keep_files,
-            sync=sync,
-            sync_seconds=sync_seconds,
-            content=content,
-        )
-        return cls(os.fspath(path), disk or PosixDisk(), options)
+        """Open a channel for writing, created if it is not there."""
+        options = options_from(WriterOptions, options, given)
+        return cls(os.fspath(path), disk or disk_for(path), options)
 
     @classmethod
-    def precreate(cls, path: str | os.PathLike[str], **options: Any) -> None:
+    @shows_options(WriterOptions)
+    def precreate(
+        cls,
+        path: str | os.PathLike[str],
+        options: WriterOptions | None = None,
+        *,
+        disk: Disk | None = None,
+        **given: Any,
+    ) -> None:
         """Create a channel, or check that it can be opened, and leave it for its writer and readers."""
-        cls.open(path, **options).close()
+        cls.open(path, options, disk=disk, **given).close()
 
     # --- Writing
 
@@ -119,8 +128,10 @@ class Writer(Handle):
         """Append one record and return its position.
 
         ``payload`` is anything that has bytes.  The time is now unless it is given.  The record is visible to
-        every reader when this returns, and durable according to the channel's ``sync``.
+        every reader when this returns, and durable according to the channel's ``sync``.  A sync in the background that
+        failed is told here, before anything is appended.
         """
+        self._durability.check()
         position = self._appender.append(payload, kind, timestamp_ns)
         self._durability.written()
         return position
@@ -131,6 +142,7 @@ class Writer(Handle):
         ``kind`` and ``timestamp_ns`` are one value for all or an array; a Batch brings its own unless they
         are given.  Readers may see the first records before the last are written.
         """
+        self._durability.check()
         if isinstance(payloads, list) and isinstance(kind, int) and isinstance(timestamp_ns, int | None):
             positions = self._append_list(payloads, kind, timestamp_ns)
         else:
@@ -156,6 +168,7 @@ class Writer(Handle):
             raise OptionsError(f"{self.path}: commit without a reservation")
         if length is not None and not 0 <= length <= reserved:
             raise OptionsError(f"{self.path}: cannot commit {length} of {reserved} reserved bytes")
+        self._durability.check()
         position = self._appender.commit(reserved if length is None else length, kind, timestamp_ns)
         self._durability.written()
         return position
@@ -175,6 +188,16 @@ class Writer(Handle):
         """End this file and go on in the next one, which readers follow."""
         self._tip.roll()
         self._durability.rolled()
+
+    def roll_unless_reserved(self) -> bool:
+        """Do the same, unless a reservation is open, which would be lost; return whether it was done.
+
+        For a thread that did not make the reservation.
+        """
+        done = self._tip.roll_unless_reserved()
+        if done:
+            self._durability.rolled()
+        return done
 
     def sync(self) -> int:
         """Return when everything appended so far survives a power cut; readers see the same mark."""
@@ -216,6 +239,8 @@ class Writer(Handle):
             return
         try:
             self._durability.close()
+            if not self._tip.is_cut:
+                self._tip.check_whole()
         finally:
             self._tip.close()
             self._sidecar.close()
@@ -245,17 +270,33 @@ class Writer(Handle):
         there = disk.stat(self.path)
         if there is not None and there.is_folder:
             raise OptionsError(f"{self.path}: this is a folder, a channel is a file")
-        discover(disk, self.path)
+        sequences = discover(disk, self.path)
+        if sequences and disk.stat(sidecar_prefix(self.path) + "lock") is None:  # never written by us
+            with contextlib.suppress(OSError):  # a link, or no file: whoever owns it says so
+                ChannelFile.open(disk, self.path, sequences[-1]).close()
 
-    def _open(self, disk: Disk) -> Tip:
+    def _check_content(self, disk: Disk) -> None:
+        """Refuse to put other records into a channel than those who read it were told of."""
+        if self.options.content is None or not discover(disk, self.path):
+            return
+        identity = self._sidecar.identity()
+        content = RAW if identity is None else identity.content
+        if content != self.options.content:
+            raise OptionsError(f"{self.path}: its content is {content}, not {self.options.content}")
+
+    def _open(self, disk: Disk, owned: Owned) -> Tip:
+        owned.take(newest_file(disk, self.path))  # which may have changed before we had the lock
+        self._check_content(disk)
+        check_mark(disk, self.path, self._sidecar)
+        check_rolls(disk, self.path, discover(disk, self.path), self._sidecar)
         remove_draft(disk, self.path)
         cut_back(disk, self.path, self._sidecar)
         if self.options.sync == "none":
-            self._sidecar.remove_mark()  # from here on nothing is promised that it could tell
+            self._sidecar.remove_mark()  # with sync="none" the mark means nothing
         sequences = discover(disk, self.path)
         if not sequences:
-            self._sidecar.create_identity(self.options.content)
-        return Tip(disk, self.path, self.options, sequences)
+            self._sidecar.create_identity(self.options.content or RAW)
+        return Tip(disk, self.path, self.options, sequences, owned, self._sidecar.note_roll)
 
     # --- Many at once
 

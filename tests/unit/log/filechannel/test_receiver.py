@@ -116,7 +116,7 @@ def test_peek_and_seek(tmp_path: Path) -> None:
         rx.seek("latest")
         assert rx.try_recv() is None
         assert rx.peek() is None
-        rx.seek("first")
+        rx.seek("earliest")
         assert rx.recv() == b"0"
         assert rx.depth() == 199
         assert rx.depth(limit=5) == 5
@@ -342,7 +342,7 @@ def test_a_dropped_position_has_expired(tmp_path: Path) -> None:
             channel.append(b"x" * 50)
         with pytest.raises(ExpiredError) as caught:
             rx.recv(timeout=0)
-        rx.seek("first")
+        rx.seek("earliest")
         assert rx.held == caught.value.first
         assert rx.recv(timeout=0) == b"x" * 50
 

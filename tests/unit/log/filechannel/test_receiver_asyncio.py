@@ -18,7 +18,7 @@ from penstock.errors import (
     ReplacedError,
     Timeout,
 )
-from penstock.log.filechannel import AckReceiver, ChannelOptions, FileChannel
+from penstock.log.filechannel import AckReceiver, ChannelOptions, FileChannel, sender
 
 
 def test_asyncio_receives_without_blocking(tmp_path: Path) -> None:
@@ -107,13 +107,13 @@ def test_a_small_send_stays_on_the_event_loop_unless_it_would_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changes: list[object] = []
-    to_thread = asyncio.to_thread
+    to_thread = sender.in_waiting_thread
 
     async def counted(*arguments: object) -> object:
         changes.append(arguments)
         return await to_thread(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(asyncio, "to_thread", counted)
+    monkeypatch.setattr(sender, "in_waiting_thread", counted)
 
     async def send(options: ChannelOptions, *payloads: bytes) -> int:
         changes.clear()

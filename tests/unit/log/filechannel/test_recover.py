@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 import pytest
 
 from penstock.disk import FaultyDisk, MemoryDisk
+from penstock.log.ends import lost_at_end
 from penstock.log.filechannel import ChannelOptions, FileChannel, FileChannelLog
 from penstock.log.sidecar import Sidecar
 
@@ -158,6 +160,57 @@ def test_cursors_move_back_with_a_trimmed_tail_so_that_nothing_new_is_skipped(fo
             b"new one",
             b"new two",
         ]
+
+
+@pytest.mark.parametrize("cut", [64 + 4 * 18, 64 + 4 * 18 + 5])
+def test_messages_that_were_synced_and_are_gone_are_told_of(folder: Path, cut: int) -> None:
+    with FileChannel.open(folder, sync="always", compression="none") as channel:
+        channel.append(b"synced")
+    os.truncate(folder / "segment.0", cut)
+    with FileChannel.open(folder, sync="always", compression="none") as channel:
+        told = [problem for problem in channel.problems if problem.file.endswith("penstock-mark")]
+        assert [(p.byte, "below 194 was synced, but the queue ends at 72" in p.reason) for p in told] == [(16, True)]
+        channel.append(b"new")
+    with FileChannel.open(folder, sync="always", compression="none") as channel:
+        assert channel.problems == []
+
+
+def test_segments_that_were_removed_are_told_of(folder: Path) -> None:
+    FileChannel.open(folder, sync="always", compression="none").close()
+    (folder / "segment.0").unlink()
+    with FileChannelLog(folder) as log:
+        assert lost_at_end(log) is not None
+    with FileChannel.open(folder, sync="always", compression="none") as channel:
+        assert ["no segment is left" in problem.reason for problem in channel.problems] == [True]
+        assert channel.append(b"new") == 180
+
+
+def test_a_receiver_gets_what_comes_where_messages_were_lost(folder: Path) -> None:
+    with FileChannel.open(folder, sync="always", compression="none") as channel:
+        rx = channel.ack_rx("worker")
+        rx.recv_many()
+        rx.ack()
+    os.truncate(folder / "segment.0", 64 + 4 * 18)
+    with FileChannel.open(folder, FAST) as channel:  # which keeps no mark: later nobody could tell the receiver
+        channel.append(b"new")
+    with FileChannel.open(folder, FAST) as channel:
+        assert channel.ack_rx("worker").recv(timeout=0) == b"new"
+
+
+def test_damage_in_the_newest_segment_is_no_end_of_it(folder: Path) -> None:
+    path = folder / "segment.0"
+    data = bytearray(path.read_bytes())
+    data[64 + 4 * 18 + 10] ^= 1
+    path.write_bytes(data)
+    with FileChannelLog(folder, on_damage="skip") as log:
+        assert log.next_position == 180
+        assert len(log.read(0)) + len(log.read(5 * 18)) == 9
+        assert log.damage_count == 0  # nobody read at it yet
+        assert len(log.read(4 * 18)) == 5
+        assert log.damage_count == 1
+    path.write_bytes(data[:-20])  # a torn tail is an end
+    with FileChannelLog(folder, on_damage="skip") as log:
+        assert log.next_position == 8 * 18
 
 
 def test_a_channel_of_the_original_gets_an_id_and_keeps_the_places_of_those_who_looked_on(tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from penstock.disk import Threads, in_waiting_thread
 from penstock.errors import Backpressure, ClosedError, LockedError, OptionsError, Timeout
 from penstock.log.filechannel import AckReceiver, ChannelOptions, FileChannel
 
@@ -186,10 +186,12 @@ def test_closing_the_channel_ends_a_send_that_blocks(tmp_path: Path) -> None:
     assert len(raised) == 1
 
 
-def test_a_cancelled_send_that_blocks_sends_nothing_later(tmp_path: Path) -> None:
+def test_a_cancelled_send_that_blocks_sends_nothing_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = Threads(1, "one")
+    monkeypatch.setattr("penstock.disk.executor._waiting", lambda _process: threads)
+
     async def scene(channel: FileChannel, rx: AckReceiver, sent: int) -> None:
         tx = channel.tx()
-        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
         with pytest.raises(Timeout):
             await tx.asend(b"too late" * 15, timeout=0.02)
         sending = asyncio.create_task(tx.asend_many([b"cancelled" * 15]))
@@ -197,7 +199,7 @@ def test_a_cancelled_send_that_blocks_sends_nothing_later(tmp_path: Path) -> Non
         sending.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await sending
-        await asyncio.to_thread(lambda: None)  # there is one thread: its last turn is over
+        await in_waiting_thread(lambda: None)  # there is one thread: its last turn is over
         assert drain(rx) == sent
         rx.ack()
         await asyncio.wait_for(tx.asend(b"room"), 60)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from penstock import kernel
-from penstock.disk import PosixDisk, Stat
+from penstock.disk import FaultyDisk, MemoryDisk, PosixDisk, Stat
 from penstock.disk.posix import PosixFile
 from penstock.errors import ClosedError, ExpiredError, OptionsError, ReplacedError
 from penstock.log import detect, open_log
@@ -282,3 +284,54 @@ def test_entries_of_very_different_sizes_are_read_whole_from_the_active_segment(
             position = batch.next_position
     assert list(map(len, found)) == sizes
     assert all(payload == bytes([n % 256]) * sizes[n] for n, payload in enumerate(found))
+
+
+# --- Segments that cannot be opened
+
+
+def barred(code: int) -> FaultyDisk:
+    """Three segments of five entries each, of which the second one cannot be opened."""
+    disk = FaultyDisk(MemoryDisk())
+    with MessageLog.open("log", MessageLogOptions(segment_bytes=150), disk=disk) as log:
+        log.append_many([b"entry"] * 15)
+
+    def fail(operation: str, path: str) -> None:
+        if operation == "open" and path.endswith("6.log"):
+            raise OSError(code, os.strerror(code), path)
+
+    disk.on_call = fail
+    return disk
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EIO])
+def test_a_segment_that_cannot_be_opened_is_raised_or_counted_as_the_caller_chose(code: int) -> None:
+    disk = barred(code)
+    assert [name for name in disk.list("log") if name.endswith(".log")][1].endswith("6.log")
+    with MessageLogReader("log", disk) as log:
+        found = log.read(1).positions.tolist() + log.read(6).positions.tolist()
+        assert found == [1, 2, 3, 4, 5, 11, 12, 13, 14, 15]
+        assert log.damage_count == 1
+        assert "6.log" in str(log.damage[0])
+    with MessageLogReader("log", disk, on_damage="raise") as log:
+        assert log.read(1).positions.tolist() == [1, 2, 3, 4, 5]
+        for _ in range(2):
+            with pytest.raises(OSError, match=os.strerror(code)):
+                log.read(6)
+        onwards, problem = log.skip_damage(6) or (0, None)
+        assert onwards == 11
+        assert "6.log" in str(problem)
+        assert log.read(12).positions.tolist() == [12, 13, 14, 15]
+    with open_log("log", disk=disk, on_damage="raise") as opened, pytest.raises(OSError, match=r"6\.log"):
+        opened.read(6)
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+@pytest.mark.parametrize("on_damage", ["skip", "raise"])
+def test_a_shortage_is_no_damage(code: int, on_damage: Any) -> None:
+    disk = barred(code)
+    with MessageLogReader("log", disk, on_damage=on_damage) as log:
+        with pytest.raises(OSError, match=os.strerror(code)):
+            log.read(6)
+        assert log.damage_count == 0
+        disk.on_call = None
+        assert log.read(6).positions.tolist() == [6, 7, 8, 9, 10]

@@ -58,14 +58,30 @@ def test_zeros_at_the_end_are_cut(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("byte", [126 + 30, 126 + 8, 126 + 16, 126 + 21, 2 * 126 - 1])
-def test_what_is_cut_behind_damage_is_set_aside(byte: int, tmp_path: Path) -> None:
+def test_intact_entries_behind_damage_stay_where_they_are(byte: int, tmp_path: Path) -> None:
     write(tmp_path, 4)
     flip(log_file(tmp_path), byte)
     before = log_file(tmp_path).read_bytes()
     with MessageLog.open(tmp_path, SMALL) as log:
-        assert log.last_seq == 1
+        assert log.last_seq == 4
         (problem,) = log.repairs
         assert (problem.file, problem.byte) == (str(log_file(tmp_path)), 126)
+        assert "2 is missing" in problem.reason
+        assert log.append(b"five") == 5
+    assert log_file(tmp_path).read_bytes() == before
+    assert list(tmp_path.glob("*.bad")) == []
+    assert seqs(tmp_path) == [1, 3, 4, 5]
+
+
+@pytest.mark.parametrize("byte", [3 * 126 + 30, 3 * 126 + 8])
+def test_what_is_cut_where_nothing_intact_follows_is_set_aside(byte: int, tmp_path: Path) -> None:
+    write(tmp_path, 4)
+    flip(log_file(tmp_path), byte)
+    before = log_file(tmp_path).read_bytes()
+    with MessageLog.open(tmp_path, SMALL) as log:
+        assert log.last_seq == 3
+        (problem,) = log.repairs
+        assert (problem.file, problem.byte) == (str(log_file(tmp_path)), 3 * 126)
     (bad,) = tmp_path.glob("*.bad")
     assert log_file(tmp_path).read_bytes() + bad.read_bytes() == before
     with MessageLogReader(tmp_path) as reader:
@@ -78,14 +94,14 @@ def test_a_small_length_error_does_not_pass_for_a_torn_tail(tmp_path: Path) -> N
     data[126 + 18 : 126 + 20] = (3 * 126).to_bytes(2, "little")  # just longer than what follows
     log_file(tmp_path).write_bytes(data)
     MessageLog.open(tmp_path, SMALL).close()
-    (bad,) = tmp_path.glob("*.bad")
-    assert len(bad.read_bytes()) == 3 * 126
+    assert log_file(tmp_path).read_bytes() == data
+    assert seqs(tmp_path) == [1, 3, 4]
 
 
 def test_an_active_segment_without_an_intact_entry_is_set_aside_and_the_sealed_one_not_reopened(
     tmp_path: Path,
 ) -> None:
-    write(tmp_path, 8)
+    write(tmp_path, 6)
     sealed = log_file(tmp_path).read_bytes()
     flip(log_file(tmp_path, 6), 30)
     with MessageLog.open(tmp_path, SMALL) as log:
@@ -104,7 +120,40 @@ def test_damage_in_a_sealed_segment_is_counted_and_its_file_left_alone(tmp_path:
         assert TRUNCATIONS.value() == counted + 1
         assert [problem.byte for problem in log.repairs] == [2 * 126]
     assert log_file(tmp_path, 6).read_bytes() == before
-    assert seqs(tmp_path) == [1, 2, 3, 4, 5, 6, 7, 11, 12]
+    assert seqs(tmp_path) == [1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12]
+
+
+@pytest.mark.parametrize("kept", [0, 1, 60, 125])
+@pytest.mark.parametrize("number", [1, 6])
+def test_a_sealed_segment_cut_in_its_first_entry_is_kept_and_named(number: int, kept: int, tmp_path: Path) -> None:
+    write(tmp_path, 12)
+    with log_file(tmp_path, number).open("r+b") as file:
+        file.truncate(kept)
+    with MessageLog.open(tmp_path, SMALL) as log:
+        assert [(problem.file, problem.byte) for problem in log.repairs] == [(str(log_file(tmp_path, number)), 0)]
+        assert f"{number} to {number + 4} are missing" in log.repairs[0].reason
+        assert log.append(b"next") == 13
+    assert log_file(tmp_path, number).stat().st_size == kept
+    with MessageLogReader(tmp_path) as reader:
+        assert [entry.seq for entry in reader.entries()] == [n for n in range(1, 14) if not number <= n < number + 5]
+        assert len(reader.damage) == 1
+        assert f"{number} to {number + 4} are missing" in reader.damage[0].reason
+        assert [str(problem) for problem in reader.verify()] == [str(reader.damage[0])]
+
+
+def test_entries_that_were_synced_and_are_gone_are_told_of(tmp_path: Path) -> None:
+    with MessageLog.open(tmp_path, MessageLogOptions(sync="always", segment_bytes=600)) as log:
+        log.append_many([ONE] * 4)
+    with log_file(tmp_path).open("r+b") as file:
+        file.truncate(2 * 126 + 40)
+    with MessageLogReader(tmp_path) as reader:
+        assert "everything below 5 was synced, but the log ends with 2" in reader.stat()["damage"][0].reason
+        assert any("was synced" in problem.reason for problem in reader.verify())
+    with MessageLog.open(tmp_path, SMALL) as log:
+        assert any("was synced" in problem.reason for problem in log.repairs)
+        assert log.append(b"next") == 5  # a number that was durable is not given out again
+    (bad,) = tmp_path.glob("*.bad")
+    assert len(bad.read_bytes()) == 40
 
 
 @pytest.mark.parametrize("index", [None, b"", b"x" * 13, bytes(24), b"\1" + bytes(11), b"\xff" * 24, PAST_THE_END])

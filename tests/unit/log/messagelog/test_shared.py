@@ -9,13 +9,13 @@ import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from penstock.disk import MemoryDisk
+from penstock.disk.turns import TURNS_IN_A_ROW
 from penstock.errors import ClosedError, ReplacedError, Timeout
 from penstock.log.messagelog import MessageLog, MessageLogOptions, MessageLogReader
-from penstock.log.messagelog.shared import TURNS_IN_A_ROW, SharedLog
+from penstock.log.messagelog.shared import SharedLog
 
 SMALL = MessageLogOptions(sync="none", segment_bytes=9000)
 
@@ -168,8 +168,8 @@ def test_who_waits_for_a_turn_is_let_past_after_a_few(tmp_path: Path) -> None:
         with busy.turn():
             thread = threading.Thread(target=work)
             thread.start()
-            while busy._line.take():  # until it stands in the queue
-                busy._line.release()
+            while busy._lock._line.take():  # until it stands in the queue
+                busy._lock._line.release()
         more = 0
         while not done.is_set():
             with busy.turn():
@@ -185,14 +185,14 @@ def test_a_writer_in_a_loop_lets_another_have_its_turns(tmp_path: Path) -> None:
     done = threading.Event()
     taken = 0
     lined_up: list[int] = []  # how many turns the busy one had had when the other stood in the queue
-    take = other._line.take
+    take = other._lock._line.take
 
     def noted() -> bool:
         if got := take():
             lined_up.append(taken)
         return got
 
-    other._line.take = noted  # type: ignore[method-assign]
+    other._lock._line.take = noted  # type: ignore[method-assign]
 
     def work() -> None:
         nonlocal taken

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.log.xchannel import Reader, Writer, XChannelLog
-from penstock.log.xchannel import ahead as module
+from penstock.log.xchannel import Reader, Writer, XChannelLog, ahead as module
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="room is made ahead on Linux only")
 
@@ -83,7 +82,7 @@ def test_a_region_is_ready_before_it_is_needed(tmp_path: Path) -> None:
         with XChannelLog(path) as log:
             assert list(log.verify()) == []
             assert len(log.read(log.first_position, 10)) == 3
-        with Reader.open(path, "live") as live:
+        with Reader.open(path, "latest") as live:
             writer.append(bytes(REGION - 200))
             assert live.try_read() is not None
     assert path.stat().st_size == 4 * REGION
@@ -183,7 +182,7 @@ def test_a_killed_writer_leaves_a_region_that_the_next_one_uses(tmp_path: Path) 
             time.sleep(0.001)
         process.send_signal(signal.SIGKILL)
     assert path.stat().st_size == 4 * REGION
-    with Reader.open(path, "live") as live, Reader.open(path) as late:
+    with Reader.open(path, "latest") as live, Reader.open(path) as late:
         assert live.try_read() is None
         with Writer.open(path) as writer:
             writer.append(b"3" + bytes(REGION - 300))

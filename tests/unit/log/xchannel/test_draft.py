@@ -53,7 +53,7 @@ def test_the_next_file_is_ready_before_it_is_needed_and_the_roll_takes_it(path: 
             ready = draft_of(path).stat().st_ino
             assert discover(PosixDisk(), str(path)) == list(range(number))
             assert logs_in(PosixDisk(), str(path.parent)) == ["chan"]
-            with Reader.open(path, "live") as live, XChannelLog(path) as log:
+            with Reader.open(path, "latest") as live, XChannelLog(path) as log:
                 assert live.file_sequence == number - 1
                 assert list(log.verify()) == []
                 assert writer.append(PIECE) >> 40 == number
@@ -113,7 +113,7 @@ def test_the_draft_of_a_killed_writer_is_not_history_and_the_next_one_removes_it
     assert contents(path) == [len(PIECE)] * 4
     with XChannelLog(path) as log:
         assert list(log.verify()) == []
-    with Reader.open(path, "live") as live, Writer.open(path, roll_bytes=ROLL) as writer:
+    with Reader.open(path, "latest") as live, Writer.open(path, roll_bytes=ROLL) as writer:
         assert not draft_of(path).exists()
         assert path.read_bytes() == before
         writer.append(PIECE)

@@ -14,7 +14,7 @@ from penstock.log.xchannel.format import (
     MAX_SEQUENCE,
     PRISTINE,
     ChannelHeader,
-    Stop,
+    RecordStop,
     file_path,
     file_sequence,
     footprint,
@@ -137,4 +137,6 @@ def test_only_canonical_names_are_files_of_the_channel() -> None:
 
 
 def test_the_reasons_to_stop_have_the_numbers_of_the_kernel() -> None:
-    assert {stop.name: stop.value for stop in Stop} == {name: getattr(twin, name) for name in Stop.__members__}
+    assert {stop.name: stop.value for stop in RecordStop} == {
+        name: getattr(twin, name) for name in RecordStop.__members__
+    }

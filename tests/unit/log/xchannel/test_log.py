@@ -11,6 +11,7 @@ from xchannels import put
 
 from penstock.disk import PosixDisk
 from penstock.errors import CorruptionError, ExpiredError, OptionsError, UnsupportedError
+from penstock.log.detect import open_log
 from penstock.log.sidecar import Sidecar
 from penstock.log.xchannel import Writer, XChannelLog
 from penstock.log.xchannel.files import ChannelFile, discover, sidecar_prefix
@@ -83,7 +84,7 @@ def test_an_unknown_format_is_refused_by_name_and_listed_by_verify(tmp_path: Pat
 
 def test_reading_below_the_first_position_has_expired(tmp_path: Path) -> None:
     path = tmp_path / "chan"
-    with Writer.open(path, region_bytes=4096, keep_files=1) as writer:
+    with Writer.open(path, region_bytes=4096, roll_bytes=1 << 30, keep_files=1) as writer:
         writer.append(b"a")
         writer.roll()
         writer.append(b"b")
@@ -143,7 +144,22 @@ def test_an_opened_file_that_is_no_channel_is_closed_again(tmp_path: Path) -> No
     (tmp_path / "chan").write_bytes(b"not a channel" * 10)
     with pytest.raises(CorruptionError):
         ChannelFile.open(PosixDisk(), str(tmp_path / "chan"), 0)
-    assert recognise(PosixDisk(), str(tmp_path / "chan"))  # the only log that is a file: opening says more
+    assert not recognise(PosixDisk(), str(tmp_path / "chan"))
+
+
+def test_a_damaged_channel_is_recognised_and_a_text_is_not(tmp_path: Path) -> None:
+    Writer.precreate(tmp_path / "chan", region_bytes=4096)
+    for byte in range(80):
+        data = bytearray((tmp_path / "chan").read_bytes())
+        data[byte] ^= 0x55
+        (tmp_path / "other").write_bytes(data)
+        (tmp_path / "other.penstock-id").write_bytes((tmp_path / "chan.penstock-id").read_bytes())
+        assert recognise(PosixDisk(), str(tmp_path / "other"))
+    for text in (b"", b"hello", b"# a text\n" * 1000, bytes(4096), b"PGSS" + bytes(100)):
+        (tmp_path / "text").write_bytes(text)
+        assert not recognise(PosixDisk(), str(tmp_path / "text"))
+        with pytest.raises(OptionsError, match="not a log of a known format"):
+            open_log(str(tmp_path / "text"))
 
 
 def test_the_end_is_known_to_one_who_stands_on_the_first_file(tmp_path: Path) -> None:  # 22

@@ -24,6 +24,7 @@ from penstock.log.xchannel import Reader, Writer, WriterOptions
         ({"roll_bytes": (1 << 64) - 1}, "at most 1 TiB"),  # 45, 46
         ({"max_message_bytes": -1}, "max_message_bytes=-1"),
         ({"keep_files": -1}, "keep_files=-1"),
+        ({"keep_files": 2}, "keep_files=2: a channel without roll_bytes"),
         ({"sync": "often"}, "sync='often'"),
         ({"sync_seconds": 0}, "sync_seconds=0"),
     ],

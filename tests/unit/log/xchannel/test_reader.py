@@ -35,7 +35,7 @@ def test_late_join_begins_in_the_oldest_file_that_is_left(path: Path) -> None:  
         writer.append(b"one")
         writer.append(b"two")
         path.unlink()
-        with Reader.open(path) as late, Reader.open(path, "live") as live:
+        with Reader.open(path) as late, Reader.open(path, "latest") as live:
             assert late.file_sequence == 1
             assert payloads(late) == [b"one", b"two"]
             assert live.try_read() is None
@@ -44,7 +44,7 @@ def test_late_join_begins_in_the_oldest_file_that_is_left(path: Path) -> None:  
 def test_a_live_reader_reads_the_new_file_from_its_first_record(path: Path) -> None:  # 3
     with Writer.open(path, region_bytes=4096) as writer:
         writer.append(b"before")
-        with Reader.open(path, "live") as reader:
+        with Reader.open(path, "latest") as reader:
             writer.roll()
             writer.append(b"one")
             writer.append(b"two")
@@ -65,7 +65,7 @@ def test_region_size_and_message_limit_are_known_to_the_reader(path: Path) -> No
     with Writer.open(path, region_bytes=16384, max_message_bytes=1000) as writer:
         writer.append(b"x")
         writer.roll()
-    for start in ("first", "live"):
+    for start in ("earliest", "latest"):
         with Reader.open(path, start) as reader:  # type: ignore[arg-type]
             assert (reader.region_bytes, reader.max_message_bytes) == (16384, 1000)
     with pytest.raises(ClosedError):
@@ -76,7 +76,7 @@ def test_region_size_and_message_limit_are_known_to_the_reader(path: Path) -> No
 
 
 def test_a_channel_that_is_not_there_is_said_to_be_missing(path: Path) -> None:  # 25
-    for start in ("first", "live", 80):
+    for start in ("earliest", "latest", 80):
         with pytest.raises(OptionsError, match="there is no channel here"):
             Reader.open(path, start)  # type: ignore[arg-type]
     with pytest.raises(OptionsError, match="the folder does not exist"):

@@ -42,7 +42,7 @@ def test_batches_follow_files(path: Path) -> None:  # 7, 87
 
 
 def test_an_empty_batch_leaves_a_live_reader_where_it_was(path: Path) -> None:  # 8
-    with Writer.open(path) as writer, Reader.open(path, "live") as reader:
+    with Writer.open(path) as writer, Reader.open(path, "latest") as reader:
         before = reader.position
         assert len(reader.read_batch()) == 0
         assert reader.position == before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import struct
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from penstock.disk import FaultyDisk, PosixDisk
 from penstock.errors import (
     CorruptionError,
 )
-from penstock.log.xchannel import Reader, Writer, files
+from penstock.log.xchannel import Reader, Writer, XChannelLog, files
 
 
 @pytest.mark.parametrize(
@@ -100,7 +101,7 @@ def test_a_file_or_window_that_cannot_be_had_is_an_error_once_and_nothing_is_los
 
 
 @pytest.mark.parametrize("made", [b"", bytes(4096), b"\1" + bytes(4095)])
-@pytest.mark.parametrize("start", ["first", "live"])
+@pytest.mark.parametrize("start", ["earliest", "latest"])
 def test_a_file_that_is_just_being_made_is_no_damage(
     made: bytes, start: Any, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,3 +140,91 @@ def test_a_moment_between_a_commit_and_the_next_header_is_no_damage(
         assert reader.try_read() is None
         monkeypatch.undo()
     assert len(looks) == 1
+
+
+def lose_commit(path: Path, region_bytes: int, number: int = 20) -> list[int]:
+    """Fill a channel, and lose one bit: the commit byte of one record is zero."""
+    with Writer.open(path, region_bytes=region_bytes) as writer:
+        positions = [writer.append(b"%03d" % n + bytes(60)) for n in range(100)]
+    put(path, positions[number], b"\0")
+    return positions
+
+
+@pytest.mark.parametrize("start", ["earliest", "latest"])
+def test_a_record_that_lost_its_commit_byte_is_no_end(path: Path, start: Any) -> None:
+    positions = lose_commit(path, 1 << 16)
+    reason = "is not committed, though the channel was written up to byte"
+    with pytest.raises(CorruptionError, match=reason) as caught, Reader.open(path, start) as reader:
+        payloads(reader)
+    assert (caught.value.file, caught.value.byte) == (str(path), positions[20])
+    with XChannelLog(path) as log, pytest.raises(CorruptionError, match="not committed"):
+        _ = log.next_position
+    with XChannelLog(path) as log:
+        assert [(p.byte, p.reason[:31]) for p in log.verify()] == [(positions[20], "the record here is not committe")]
+
+
+def test_a_record_that_became_a_roll_is_no_end_of_its_file(path: Path) -> None:
+    with Writer.open(path, region_bytes=4096, roll_bytes=4096) as writer:
+        positions = [writer.append(b"%03d" % n + bytes(60)) for n in range(100)]
+    put(path, positions[20] + 1, b"\3")
+    with Reader.open(path) as reader, pytest.raises(CorruptionError, match="there is a Roll here, though") as caught:
+        payloads(reader)
+    assert caught.value.byte == positions[20]
+    with XChannelLog(path, on_damage="skip") as log:
+        assert [problem.byte for problem in log.verify()] == [positions[20]]
+        assert log.read(log.first_position, 1000).positions.tolist() == positions[:20]
+        found = log.read(positions[20]).positions.tolist()
+        assert found[0] == next(position for position in positions if position > 1 << 40)
+        assert log.damage_count == 1
+
+
+def test_reading_goes_on_in_the_next_region_behind_a_lost_commit_byte(path: Path) -> None:
+    positions = lose_commit(path, 4096)
+    with XChannelLog(path, on_damage="skip") as log:
+        at, found = log.first_position, []
+        while len(batch := log.read(at)):
+            found += batch.positions.tolist()
+            at = batch.next_position
+        assert found == positions[:20] + [position for position in positions if position >= 4096]
+        assert log.damage_count == 1
+        assert log.next_position > positions[-1]
+
+
+def test_a_writer_sets_aside_what_lies_behind_a_lost_commit_byte(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    positions = lose_commit(path, 1 << 16)
+    lost = path.read_bytes()[positions[20] : positions[-1] + 80]
+    with Writer.open(path) as writer:
+        assert writer.append(b"new") == positions[20]
+    aside = path.with_name(f"chan.penstock-cut-0-{positions[20]}.bad")
+    assert lost.rstrip(b"\0") in aside.read_bytes()
+    assert str(aside) in caplog.text
+    with Reader.open(path) as reader:
+        assert payloads(reader)[19:] == [b"%03d" % 19 + bytes(60), b"new"]
+
+
+def test_a_channel_that_is_written_to_is_never_taken_for_damaged(path: Path) -> None:
+    with Writer.open(path, region_bytes=4096, roll_bytes=1 << 14) as writer, Reader.open(path) as reader:
+        stop = threading.Event()
+
+        def write() -> None:
+            number = 0
+            while not stop.is_set():
+                writer.append(b"%d" % number)
+                number += 1
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        try:
+            seen = 0
+            for record in reader.records(timeout=5):
+                assert bytes(record.payload) == b"%d" % seen
+                seen += 1
+                if seen % 100 == 0:
+                    with Reader.open(path, "latest") as live:
+                        live.try_read()
+                if seen == 2_000:
+                    break
+        finally:
+            stop.set()
+            thread.join()
+    assert seen == 2_000

@@ -29,7 +29,7 @@ def test_live_on_a_channel_whose_newest_file_was_rolled_joins_the_newest(path: P
     with Writer.open(path, region_bytes=4096) as writer:
         writer.append(b"a")
         writer.roll()
-        with Reader.open(path, "live") as reader:
+        with Reader.open(path, "latest") as reader:
             assert reader.file_sequence == 1
             writer.append(b"b")
             assert payloads(reader) == [b"b"]
@@ -42,7 +42,7 @@ def test_live_that_meets_a_roll_before_the_new_file_waits_for_it(path: Path) -> 
         writer.append(b"b")
     away = path.with_name("away")
     path.with_name("chan.1").rename(away)
-    with Reader.open(path, "live") as reader:
+    with Reader.open(path, "latest") as reader:
         with pytest.raises(CorruptionError, match="missing"):
             reader.try_read()
         away.rename(path.with_name("chan.1"))
@@ -55,20 +55,20 @@ def test_bytes_behind_a_roll_are_never_read(path: Path) -> None:  # 77
         writer.commit(8)
         writer.roll()
     assert path.read_bytes()[120:136] == b"\1" * 16  # right behind the Roll
-    for start in ("first", "live"):
+    for start in ("earliest", "latest"):
         with Reader.open(path, start) as reader:  # type: ignore[arg-type]
-            assert len(payloads(reader)) == (start == "first")
+            assert len(payloads(reader)) == (start == "earliest")
 
 
 @pytest.mark.parametrize("length", [4096 - 112, 4096 - 120])
 def test_live_when_the_roll_took_the_last_slot(length: int, path: Path) -> None:  # 79
     with Writer.open(path, region_bytes=4096) as writer:
         writer.append(b"x" * length)
-        before = Reader.open(path, "live")
+        before = Reader.open(path, "latest")
         writer.roll()
         write_position = struct.unpack("<Q", path.read_bytes()[16:24])[0]
         assert write_position > path.stat().st_size
-        after = Reader.open(path, "live")
+        after = Reader.open(path, "latest")
         writer.append(b"y")
         for reader in (before, after):
             assert payloads(reader) == [b"y"]
@@ -79,7 +79,7 @@ def test_live_on_a_file_whose_writer_died_starts_behind_the_last_record(path: Pa
     with Writer.open(path, region_bytes=4096) as writer:
         positions = [writer.append(b"%d" % n) for n in range(4)]
     put(path, 16, struct.pack("<QQ", positions[2] + 16, 3))
-    with Reader.open(path, "live") as reader:
+    with Reader.open(path, "latest") as reader:
         assert reader.position == positions[3] + 24
 
 
@@ -102,7 +102,7 @@ def test_no_live_open_is_ever_stranded(path: Path) -> None:  # 78, 80, 81
     thread.start()
     while not done.is_set():
         try:
-            with Reader.open(path, "live") as reader:
+            with Reader.open(path, "latest") as reader:
                 found: Record | None = None
                 while found is None:
                     over, named = done.is_set(), reader.position

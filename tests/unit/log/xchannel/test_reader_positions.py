@@ -37,7 +37,7 @@ def test_a_reader_opens_at_any_record(path: Path, rolled: list[tuple[int, bytes]
     for position, payload in rolled:
         with Reader.open(path, position) as reader:
             assert (reader.position, taken(reader)) == (position, payload)
-    with Reader.open(path, "live") as live, Reader.open(path, live.position) as reader:
+    with Reader.open(path, "latest") as live, Reader.open(path, live.position) as reader:
         assert reader.try_read() is None
 
 
@@ -68,7 +68,7 @@ def test_seek_goes_back_and_forth_and_a_refused_one_changes_nothing(  # 70, 71
 
 
 def test_a_position_that_retention_took_has_expired(path: Path) -> None:  # 70
-    with Writer.open(path, region_bytes=4096, keep_files=1) as writer, Reader.open(path) as reader:
+    with Writer.open(path, region_bytes=4096, roll_bytes=1 << 30, keep_files=1) as writer, Reader.open(path) as reader:
         first = writer.append(b"a")
         writer.roll()
         writer.roll()
@@ -78,7 +78,7 @@ def test_a_position_that_retention_took_has_expired(path: Path) -> None:  # 70
 
 
 def test_a_reader_that_retention_overtakes_learns_where_to_go_on(path: Path) -> None:
-    with Writer.open(path, region_bytes=4096, keep_files=1) as writer:
+    with Writer.open(path, region_bytes=4096, roll_bytes=1 << 30, keep_files=1) as writer:
         writer.append(b"a")
         reader = Reader.open(path)
         for _ in range(3):

@@ -83,7 +83,7 @@ def test_an_idle_reader_sleeps(live: bool, path: Path) -> None:
     """Its time on the processor, which does not depend on what else runs: at most a tenth of the wait."""
     with Writer.open(path) as writer:
         writer.append(b"x")
-        with Reader.open(path, "live" if live else "first") as reader:
+        with Reader.open(path, "latest" if live else "earliest") as reader:
             list(reader.records(timeout=0))
             began = time.thread_time()
             assert reader.wait(0.5) is False

@@ -36,7 +36,7 @@ def lost(tmp_path: Path) -> tuple[str, FaultyDisk]:
 def test_readers_stop_at_the_mark_before_anyone_cleaned_up(tmp_path: Path) -> None:
     path, disk = lost(tmp_path)
     assert contents(path, disk) == [b"kept"]
-    with Reader.open(path, "live", disk=disk) as reader:
+    with Reader.open(path, "latest", disk=disk) as reader:
         assert reader.position == 104
     with XChannelLog(path, disk) as log:
         assert log.next_position == log.durable_position == 104
@@ -166,3 +166,22 @@ def test_a_writer_that_dies_at_any_step_of_a_move_strands_nobody(
             assert drafts >= 1 or move == "region"  # and once in the middle of making a file
             return
         steps += 1
+
+
+def test_a_named_reader_that_had_read_what_a_power_cut_took_reads_what_comes_there(tmp_path: Path) -> None:
+    disk, path = FaultyDisk(PosixDisk()), str(tmp_path / "chan")
+    writer = Writer.open(path, region_bytes=4096, disk=disk)
+    writer.append(b"kept")
+    writer.sync()
+    writer.append(b"lost 1")
+    writer.append(b"lost 2")
+    with Reader.open(path, name="audit", disk=disk) as reader:
+        assert len(reader.read_batch()) == 3
+        reader.ack(sync=True)
+    disk.cut_power(keep=1)
+    writer.forked()
+    with Writer.open(path, disk=disk) as writer:
+        for word in (b"new 1", b"new 2", b"new 3"):
+            writer.append(word)
+    with Reader.open(path, name="audit", disk=disk) as reader:
+        assert [bytes(record.payload) for record in reader.records(timeout=0)] == [b"new 1", b"new 2", b"new 3"]

@@ -26,7 +26,7 @@ def names(folder: Path) -> list[str]:
 
 
 def test_keep_files_leaves_the_newest(tmp_path: Path) -> None:  # 26
-    with Writer.open(tmp_path / "chan", region_bytes=4096, keep_files=2) as writer:
+    with Writer.open(tmp_path / "chan", region_bytes=4096, roll_bytes=1 << 30, keep_files=2) as writer:
         for number in range(5):
             writer.append(b"%d" % number)
             writer.roll()
@@ -40,7 +40,7 @@ def test_what_an_earlier_writer_kept_goes_with_the_next_roll(tmp_path: Path) -> 
         for _ in range(6):
             writer.roll()
     (tmp_path / "chan.2").unlink()  # a hole
-    with Writer.open(path, keep_files=3) as writer:
+    with Writer.open(path, roll_bytes=1 << 30, keep_files=3) as writer:
         assert names(tmp_path) == ["chan", "chan.1", "chan.3", "chan.4", "chan.5", "chan.6"]
         writer.roll()
         assert names(tmp_path) == ["chan.5", "chan.6", "chan.7"]
@@ -48,7 +48,7 @@ def test_what_an_earlier_writer_kept_goes_with_the_next_roll(tmp_path: Path) -> 
 
 def test_a_file_that_was_adopted_is_kept_and_removed_like_any_other(tmp_path: Path) -> None:
     path = tmp_path / "chan"
-    with Writer.open(path, region_bytes=4096, keep_files=2) as writer:
+    with Writer.open(path, region_bytes=4096, roll_bytes=1 << 30, keep_files=2) as writer:
         Writer.precreate(tmp_path / "other", region_bytes=4096)
         (tmp_path / "other").rename(tmp_path / "chan.1")
         writer.roll()
@@ -67,7 +67,7 @@ def test_a_file_that_cannot_be_removed_stops_nobody(tmp_path: Path, caplog: pyte
             raise OSError(errno.EPERM, "Operation not permitted")
 
     disk.on_call = refuse
-    with Writer.open(path, region_bytes=4096, keep_files=1, disk=disk) as writer:
+    with Writer.open(path, region_bytes=4096, roll_bytes=1 << 30, keep_files=1, disk=disk) as writer:
         writer.append(b"a")
         writer.roll()
         writer.append(b"b")

@@ -110,7 +110,7 @@ def test_a_sound_channel_is_read_record_by_record(name: str, tmp_path: Path) -> 
 @pytest.mark.parametrize("name", SOUND)
 def test_a_live_reader_of_a_finished_channel_finds_nothing(name: str, tmp_path: Path) -> None:
     path = vectors.restore(name, tmp_path)
-    with Reader.open(path, "live") as reader:
+    with Reader.open(path, "latest") as reader:
         assert reader.try_read() is None
         assert len(reader.read_batch()) == 0
 
@@ -182,11 +182,11 @@ def verdict(path: Path, start: str) -> tuple[list[tuple[int, int, int, int, str]
 def test_a_damaged_channel_has_the_listed_verdict(name: str, tmp_path: Path) -> None:
     path = vectors.restore(name, tmp_path)
     records, late, live, _ = VERDICTS[name]
-    found, end = verdict(path, "first")
+    found, end = verdict(path, "earliest")
     assert (len(found), end) == (records, late)
     theirs = vectors.expected(name)
     assert found[: len(theirs)] == theirs[: len(found)]  # nothing 2.0.0 did not write, nothing out of order
-    assert verdict(path, "live") == ([], live)
+    assert verdict(path, "latest") == ([], live)
 
 
 @pytest.mark.parametrize("name", DAMAGED)
@@ -226,7 +226,7 @@ def test_a_writer_refuses_or_its_records_are_found(name: str, tmp_path: Path) ->
     records, _, _, does = VERDICTS[name]
     live = None
     if VERDICTS[name][2] is None:
-        live = Reader.open(path, "live")
+        live = Reader.open(path, "latest")
     try:
         writer = Writer.open(path)
     except PenstockError as exc:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import pickle
@@ -17,7 +18,7 @@ import pytest
 
 from penstock.batch import Batch
 from penstock.disk import FaultyDisk, MemoryDisk, PosixDisk
-from penstock.errors import ClosedError, CorruptionError, LockedError, OptionsError, ReadOnlyError
+from penstock.errors import ClosedError, CorruptionError, LockedError, OptionsError, ReadOnlyError, ReplacedError
 from penstock.log.xchannel import Reader, Writer, XChannelLog
 
 
@@ -251,14 +252,35 @@ def test_a_name_that_is_no_text_is_a_name_all_the_same(tmp_path: Path) -> None:
     assert contents(path) == [b"a", b"b"]
 
 
-def test_files_are_created_with_the_ordinary_mode(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("disk", "mode"), [(PosixDisk(), 0o600), (PosixDisk(shared=True), 0o640)])
+def test_files_belong_to_their_owner_alone_unless_they_are_to_be_shared(
+    disk: PosixDisk, mode: int, tmp_path: Path
+) -> None:
     before = os.umask(0o027)
     try:
-        with Writer.open(tmp_path / "chan", region_bytes=4096) as writer:
+        with Writer.open(tmp_path / "chan", region_bytes=4096, sync="always", disk=disk) as writer:
+            writer.append(b"x")
             writer.roll()
     finally:
         os.umask(before)
-    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("chan", "chan.1")] == [0o640, 0o640]
+    found = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    assert found.pop("chan.penstock-lock") == 0o600
+    assert set(found.values()) == {mode}
+    assert {"chan", "chan.1", "chan.penstock-id", "chan.penstock-mark"} <= found.keys()
+
+
+def test_an_envelope_writer_does_not_open_a_raw_channel_and_the_reverse(tmp_path: Path) -> None:
+    Writer.precreate(tmp_path / "raw")
+    Writer.precreate(tmp_path / "envelopes", content="envelope/1")
+    with pytest.raises(OptionsError, match="its content is raw, not envelope/1"):
+        Writer.open(tmp_path / "raw", content="envelope/1")
+    with pytest.raises(OptionsError, match="its content is envelope/1, not raw"):
+        Writer.open(tmp_path / "envelopes", content="raw")
+    for name in ("raw", "envelopes"):
+        Writer.open(tmp_path / name).close()
+    (tmp_path / "raw.penstock-id").unlink()  # a foreign channel
+    with pytest.raises(OptionsError, match="its content is raw"):
+        Writer.open(tmp_path / "raw", content="envelope/1")
 
 
 def stale(path: Path, write_position: int, count: int) -> None:
@@ -460,6 +482,60 @@ def test_a_failed_sync_is_never_forgotten(tmp_path: Path) -> None:
     with Writer.open(tmp_path / "chan", disk=disk) as again:
         again.append(b"c")
     assert contents(tmp_path / "chan") == [b"a", b"b", b"c"]
+
+
+def test_a_failed_sync_in_the_background_is_told_by_the_next_append(tmp_path: Path) -> None:
+    disk = FaultyDisk(PosixDisk())
+    writer = Writer.open(tmp_path / "chan", sync="interval", sync_seconds=0.001, disk=disk)
+    disk.fail("sync", OSError(errno.EIO, "Input/output error"), path="chan")
+    kept = 0
+    with pytest.raises(ReadOnlyError, match="Input/output"):  # noqa: PT012 - it comes when it comes
+        for _ in range(1_000_000):
+            writer.append(b"x")
+            kept += 1
+    with pytest.raises(ReadOnlyError):
+        writer.append_many([b"y"])
+    with pytest.raises(ReadOnlyError):
+        writer.sync()
+    with pytest.raises(ReadOnlyError):
+        writer.close()
+    assert len(contents(tmp_path / "chan")) == kept  # what was told to have failed is not there
+    Writer.open(tmp_path / "chan", disk=disk).close()
+
+
+@pytest.mark.parametrize("operation", ["create", "write_at", "modify", "sync_folder"])
+@pytest.mark.parametrize("sync", ["none", "interval", "always"])
+def test_a_sync_that_had_no_room_or_no_descriptor_is_tried_again(sync: Any, operation: str, tmp_path: Path) -> None:
+    disk = FaultyDisk(PosixDisk())
+    writer = Writer.open(tmp_path / "chan", sync=sync, sync_seconds=0.001, disk=disk)
+    for _ in range(3):
+        disk.fail(operation, OSError(errno.ENOSPC, "No space left on device"))
+        with contextlib.suppress(OSError):
+            writer.append(b"x")
+        with contextlib.suppress(OSError):
+            writer.sync()
+    while disk._faults:  # those that nobody met yet
+        with contextlib.suppress(OSError):
+            writer.roll()
+            writer.sync()
+    position = writer.append(b"last")
+    assert writer.sync() > position
+    assert (writer.durable_position or 0) > position
+    writer.close()
+    assert contents(tmp_path / "chan")[-1] == b"last"
+
+
+def test_a_folder_that_is_moved_away_is_an_error_with_the_path(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    writer = Writer.open(tmp_path / "here" / "chan", sync="always")
+    writer.append(b"x")
+    (tmp_path / "here").rename(tmp_path / "there")
+    with pytest.raises((OSError, ReplacedError), match="chan"):
+        writer.append(b"y")
+    with pytest.raises((OSError, ReplacedError), match="chan"):
+        writer.close()
+    with Writer.open(tmp_path / "there" / "chan") as again:
+        again.append(b"z")
 
 
 @pytest.mark.parametrize("sync", ["interval", "always"])
