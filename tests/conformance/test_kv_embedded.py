@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from penstock.disk import MemoryDisk
-from penstock.kv import Connection, KvStore
-from penstock.kv.embedded import EmbeddedConnection, EmbeddedKvStore, EmbeddedOptions
+from penstock.kv import KvConnection, KvStore
+from penstock.kv.embedded.connection import EmbeddedConnection, EmbeddedKvStore, EmbeddedOptions
 from penstock.testing.kv_conformance import KvConformance
 
 
@@ -19,7 +19,7 @@ class TestEmbedded(KvConformance):
     def _place(self, tmp_path: Path) -> None:
         self.folder = tmp_path / "buckets"
 
-    def new_connection(self) -> Connection:
+    def new_connection(self) -> KvConnection:
         return EmbeddedConnection(self.folder)
 
     async def compact(self, store: KvStore, revision: int) -> None:
@@ -34,5 +34,5 @@ class TestEmbeddedInMemory(TestEmbedded):
     def _memory(self) -> None:
         self.disk = MemoryDisk()
 
-    def new_connection(self) -> Connection:
+    def new_connection(self) -> KvConnection:
         return EmbeddedConnection("buckets", EmbeddedOptions(sync="none"), disk=self.disk)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.kv import Connection, KvStore, NatsConnection, NatsOptions
+from penstock.kv import KvConnection, KvStore, NatsConnection, NatsOptions
 from penstock.testing.kv_conformance import KvConformance
 from penstock.testing.nats import NatsServer
 
@@ -25,7 +25,7 @@ class TestNats(KvConformance):
     def _address(self, server: NatsServer) -> None:
         self.url = server.url
 
-    def new_connection(self) -> Connection:
+    def new_connection(self) -> KvConnection:
         return NatsConnection(NatsOptions(url=self.url))
 
     async def compact(self, store: KvStore, revision: int) -> None:
@@ -38,5 +38,5 @@ class TestNatsWithoutTheFastLane(TestNats):
 
     @pytest.fixture(autouse=True)
     def _plain(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        for module in ("penstock.kv.nats_lane", "penstock.kv.connect"):
+        for module in ("penstock.kv.nats.lane", "penstock.kv.nats.connection"):
             monkeypatch.setattr(f"{module}.lane_of", lambda client: None)

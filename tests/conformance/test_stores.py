@@ -43,7 +43,7 @@ class TestLmdb(StoreConformance):
     takes_empty_key = False
 
     def open(self, path: str, *, read_only: bool = False) -> Any:
-        return LmdbStore.open(path, LmdbOptions(map_bytes=1 << 20, sync=False), read_only=read_only)
+        return LmdbStore.open(path, LmdbOptions(map_bytes=1 << 20, sync="none"), read_only=read_only)
 
 
 def test_all_backends_have_the_same_digest(tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import os
+import time
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from penstock.disk import FaultyDisk, MemoryDisk
 from penstock.errors import CorruptionError, ReadOnlyError
@@ -157,11 +159,31 @@ def test_a_rewrite_that_fails_leaves_the_store_as_it_was(operation: str) -> None
         assert state(store) == ({**before[0], "later": b"1"}, 9)
 
 
-def test_after_a_failed_write_nothing_more_is_written_until_a_reopen() -> None:
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
+def test_a_write_that_failed_is_taken_back_and_may_be_tried_again(code: int) -> None:
+    disk = new_disk()
+    store = AppendLogStore.open(PATH, disk=disk)
+    store.apply([KvUpdate.put("a", b"1", 1)], WatchCursor.of(1))
+    with disk.open(PATH) as file:
+        before = file.read_at(0, 4096)
+    disk.fail("write_at", OSError(code, os.strerror(code)))
+    with pytest.raises(OSError, match=os.strerror(code)):
+        store.apply([KvUpdate.put("b", b"2", 2)], WatchCursor.of(2))
+    assert state(store) == ({"a": b"1"}, 1)
+    with disk.open(PATH) as file:
+        assert file.read_at(0, 4096) == before
+    store.apply([KvUpdate.put("b", b"2", 2)], WatchCursor.of(2))  # there is room again
+    store.close()
+    with AppendLogStore.open(PATH, disk=disk) as store:
+        assert state(store) == ({"a": b"1", "b": b"2"}, 2)
+
+
+def test_after_a_write_that_cannot_be_taken_back_nothing_more_is_written_until_a_reopen() -> None:
     disk = new_disk()
     store = AppendLogStore.open(PATH, disk=disk)
     store.apply([KvUpdate.put("a", b"1", 1)], WatchCursor.of(1))
     disk.fail("write_at", OSError(errno.ENOSPC, "No space left on device"))
+    disk.fail("truncate", OSError(errno.EIO, "Input/output error"))
     with pytest.raises(OSError, match="No space"):
         store.apply([KvUpdate.put("b", b"2", 2)], WatchCursor.of(2))
     assert state(store) == ({"a": b"1"}, 1)
@@ -170,6 +192,74 @@ def test_after_a_failed_write_nothing_more_is_written_until_a_reopen() -> None:
     store.close()
     with AppendLogStore.open(PATH, disk=disk) as store:
         assert state(store) == ({"a": b"1"}, 1)
+
+
+def test_a_sync_that_failed_is_told_by_the_next_apply_and_is_final() -> None:
+    disk = new_disk()
+    store = AppendLogStore.open(PATH, AppendLogOptions(sync="interval", sync_seconds=0.001), disk=disk)
+    disk.fail("sync", OSError(errno.EIO, "Input/output error"), path=PATH)
+    store.apply([KvUpdate.put("a", b"1", 1)], WatchCursor.of(1))
+    deadline = time.monotonic() + 60
+    while store._committer is not None and store._committer.error is None and time.monotonic() < deadline:
+        time.sleep(0.001)
+    for number in (2, 3):
+        with pytest.raises(ReadOnlyError, match="Input/output"):
+            store.apply([KvUpdate.put("b", b"2", 2)], WatchCursor.of(number))
+    with pytest.raises(ReadOnlyError):
+        store.close()
+    with AppendLogStore.open(PATH, disk=disk) as store:
+        assert state(store) == ({"a": b"1"}, 1)
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_log_that_is_shorter_than_its_durable_mark_is_refused_and_left_alone(read_only: bool) -> None:
+    disk = MemoryDisk()
+    with AppendLogStore.open(PATH, AppendLogOptions(sync="always"), disk=disk) as store:
+        for number in range(20):
+            store.apply([KvUpdate.put(f"k{number}", b"x" * 50, number)], WatchCursor.of(number))
+    with disk.open(PATH) as file:
+        whole = file.read_at(0, 1 << 20)
+    for size in range(len(whole)):
+        with disk.modify(PATH) as file:
+            file.truncate(size)
+        names = disk.list(".")
+        with pytest.raises(CorruptionError, match=PATH):
+            AppendLogStore.open(PATH, disk=disk, read_only=read_only)
+        with pytest.raises(CorruptionError, match=PATH):
+            load(PATH, disk=disk)
+        with disk.modify(PATH) as file:
+            assert file.read_at(0, 1 << 20) == whole[:size]
+            file.write_at(0, whole)
+        assert disk.list(".") == names
+    with AppendLogStore.open(PATH, disk=disk) as store:
+        assert store.count() == 20
+
+
+def test_a_rewrite_that_is_cut_short_anywhere_leaves_a_mark_that_fits() -> None:
+    for after in range(60):
+        disk = new_disk()
+        store = AppendLogStore.open(PATH, AppendLogOptions(sync="always"), disk=disk)
+        for number in range(10):
+            store.apply([KvUpdate.put("k", b"x" * 50, number)], WatchCursor.of(number))
+        left = after
+
+        def stop(operation: str, path: str) -> None:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise OSError(errno.EIO, "Input/output error")
+
+        disk.on_call = stop
+        with contextlib.suppress(OSError):
+            store.compact()
+        disk.on_call = None
+        with contextlib.suppress(OSError, ReadOnlyError):
+            store.close()
+        with AppendLogStore.open(PATH, disk=disk) as store:
+            assert state(store) == ({"k": b"x" * 50}, 9)
+        if left >= 0:
+            return
+    pytest.fail("the rewrite takes more than 60 calls")
 
 
 def test_a_poisoned_writer_refuses_every_later_call() -> None:

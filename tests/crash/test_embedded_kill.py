@@ -13,8 +13,8 @@ import pytest
 
 from penstock.disk import PosixDisk
 from penstock.kv import EmbeddedOptions, StoreConfig
-from penstock.kv.embedded_bucket import Bucket
-from penstock.kv.embedded_plan import Change
+from penstock.kv.embedded.bucket import Bucket
+from penstock.kv.embedded.plan import Change
 from penstock.log.envelope import open_envelopes
 from penstock.log.messagelog import MessageLogReader
 from penstock.types import Op
@@ -46,8 +46,8 @@ PUTS = """
 import sys
 from penstock.disk import PosixDisk
 from penstock.kv import EmbeddedOptions, StoreConfig
-from penstock.kv.embedded_bucket import Bucket
-from penstock.kv.embedded_plan import Change
+from penstock.kv.embedded.bucket import Bucket
+from penstock.kv.embedded.plan import Change
 
 folder, who, start = sys.argv[1], sys.argv[2], int(sys.argv[3])
 options = EmbeddedOptions(sync="none", checkpoint_bytes=20_000)
@@ -64,9 +64,9 @@ DIES_BEFORE_APPLY = """
 import os, signal, sys
 from penstock.disk import PosixDisk
 from penstock.kv import EmbeddedOptions, StoreConfig
-from penstock.kv.embedded_bucket import Bucket
-from penstock.kv.embedded_plan import Change
-from penstock.kv.embedded_state import BucketState
+from penstock.kv.embedded.bucket import Bucket
+from penstock.kv.embedded.plan import Change
+from penstock.kv.embedded.state import BucketState
 
 bucket = Bucket.open(sys.argv[1], StoreConfig(name="b", max_bytes=-1), EmbeddedOptions(sync="none"), disk=PosixDisk())
 BucketState.apply = lambda *args: os.kill(os.getpid(), signal.SIGKILL)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.kv import NatsConnection, NatsOptions, StoreConfig
-from penstock.kv.nats import NatsKvStore
+from penstock.kv.nats.bucket import NatsKvStore
 from penstock.store import AppendLogOptions, AppendLogStore
 from penstock.testing.nats import NatsServer
 

@@ -21,8 +21,8 @@ from penstock.batch import UpdateBatch
 from penstock.errors import NotConnected
 from penstock.fold import AppliedWatch, BatchConfig, WatchScope
 from penstock.kv import NatsConnection, NatsOptions, StoreConfig
-from penstock.kv.nats import NatsKvStore
-from penstock.kv.nats_watch import NatsWatch
+from penstock.kv.nats.bucket import NatsKvStore
+from penstock.kv.nats.watch import NatsWatch
 from penstock.store import AppendLogStore
 from penstock.testing.nats import NatsServer
 from penstock.testing.proxy import TcpProxy

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from penstock.disk import FaultyDisk, MemoryDisk
 from penstock.kv import EmbeddedOptions, StoreConfig
-from penstock.kv.embedded_bucket import Bucket
-from penstock.kv.embedded_plan import Change
+from penstock.kv.embedded.bucket import Bucket
+from penstock.kv.embedded.plan import Change
 
 TURN = st.lists(
     st.tuples(st.sampled_from(["put", "put", "delete"]), st.sampled_from(["a", "b", "c"]), st.integers(0, 9000)),

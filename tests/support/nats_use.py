@@ -6,8 +6,8 @@ import uuid
 from typing import Any
 
 from penstock.kv import NatsConnection, StoreConfig
-from penstock.kv.nats import NatsKvStore
-from penstock.kv.nats_watch import NatsWatch
+from penstock.kv.nats.bucket import NatsKvStore
+from penstock.kv.nats.watch import NatsWatch
 
 WAIT_SECONDS = 60.0
 

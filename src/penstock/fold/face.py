@@ -100,7 +100,14 @@ class BatchConfig:
     progress_seconds: float = 5.0
     """How often the cursor of a quiet scope follows the bucket, so that it does not expire."""
 
+    reconcile_seconds: float = 10.0
+    """How often a fold looks whether its bucket has dropped keys without a change, and compares if it has.  A fold
+    equals its bucket again within this time and that of one comparison; where one takes long they are made less often,
+    so that comparing takes at most a twentieth of the time."""
+
     def __post_init__(self) -> None:
+        if not self.reconcile_seconds > 0:
+            raise OptionsError(f"reconcile_seconds={self.reconcile_seconds}: must be positive")
         for name in ("max_updates", "channel_capacity"):
             if getattr(self, name) < 1:
                 raise OptionsError(f"{name}={getattr(self, name)}: must be at least 1")

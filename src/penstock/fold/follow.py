@@ -6,7 +6,7 @@ What must stay true:
 
 1. The store's cursor is the position where reading goes on, and moves with the updates, in one apply.  After a crash
    the fold is exactly that of the records below its cursor: none is lost, none counts twice.
-2. A cursor is only used on the log it was made on: see fold/source.py.
+2. A cursor is only used on the log it was made on: see fold/source.py.  Nor on an older state of it: fold/seen.py.
 3. A record that retention took before it was folded is never passed over in silence: the fold stops with
    ExpiredError, or begins again from nothing where the caller said so.
 
@@ -17,24 +17,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from penstock.batch import Batch, Spans, UpdateBatch
-from penstock.disk import Backoff, Disk, PosixDisk
-from penstock.errors import ExpiredError, OptionsError, ReplacedError, RetryError
-from penstock.fold.guards import store_failure_is_fatal
+from penstock.disk import Disk, LoopWait, disk_for, in_disk_thread
+from penstock.errors import ClosedError, ExpiredError, OptionsError, ReadOnlyError, ReplacedError, RetryError
+from penstock.fold.claims import Claim
+from penstock.fold.guards import store_failure_is_fatal, waits_for_room
+from penstock.fold.seen import SeenNote, owner_of
 from penstock.fold.source import SourceNote, source_of
-from penstock.kv.executor import in_disk_thread
 from penstock.log.detect import open_log
 from penstock.log.envelope import CONTENT
 from penstock.log.face import LogReader
+from penstock.log.fingerprint import Fingerprint, fingerprint_of
 from penstock.log.options import DEFAULT_LIMIT
 from penstock.log.updates import envelope_updates
 from penstock.metrics import REGISTRY
+from penstock.options import options_from, shows_options
 from penstock.store.face import SnapshotStore
 from penstock.types import KvUpdate, Op, Record, WatchCursor
 
@@ -48,7 +52,7 @@ _restarts = REGISTRY.counter("follow_restarts", "folds of logs begun again from 
 ToUpdates = Callable[[Batch], UpdateBatch]
 """What turns the records of a batch into updates; it may leave records out, and make several of one."""
 
-IDLE_SECONDS = 0.02
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +74,8 @@ class FollowOptions:
     """The most records of one apply.  More: faster; fewer: less is read again after a crash."""
 
     retry_seconds: float = 0.05
-    """First pause after the store refused a batch; it doubles up to a second.  After 16 in a row the fold stops."""
+    """First pause after the store refused a batch; it doubles up to a second.  After 16 in a row the fold stops, those
+    for want of room, memory or descriptors not counted."""
 
     def __post_init__(self) -> None:
         for name in ("on_expired", "on_replaced"):
@@ -116,6 +121,7 @@ class Follow:
     >>> folder.cleanup()
     """
 
+    @shows_options(FollowOptions)
     def __init__(
         self,
         log: LogReader,
@@ -126,21 +132,30 @@ class Follow:
         on_applied: Callable[[WatchCursor], None] | None = None,
         stop: asyncio.Event | None = None,
         disk: Disk | None = None,
+        **given: Any,
     ) -> None:
-        if to_updates is None and getattr(log, "content", "raw") != CONTENT:
+        if to_updates is None and log.content != CONTENT:
             raise OptionsError(f"{log.path}: its records are no envelopes, so a function must make updates of them")
         self._log, self._store = log, store
         self._to_updates = to_updates or (lambda batch: envelope_updates(batch, log.path))
-        self._options, self._on_applied = options or FollowOptions(), on_applied
+        self._options, self._on_applied = options_from(FollowOptions, options, given), on_applied
         self._stop = stop or asyncio.Event()
-        self._note = SourceNote(disk or PosixDisk(), store.path)
+        self._note = SourceNote(disk or disk_for(store.path), store.path)
+        self._seen = SeenNote(disk or disk_for(store.path), store.path)
+        self._owner = bytes(16)
         self._disk = disk
+        self._claim = Claim(store, log.path)
         self._next: int | None = None
         self._end = 0
+        self._requests: deque[tuple[Callable[[SnapshotStore], Any], asyncio.Future[Any]]] = deque()
+        self._waiting: LoopWait | None = None
+        self._ended = False
         self.records = 0
         """Records folded by this object."""
         self.restarts = 0
         """How often the fold began again from nothing."""
+        self.failures = 0
+        """How often in a row the store has refused a batch; for want of room it is asked for as long as it takes."""
 
     @property
     def cursor(self) -> WatchCursor:
@@ -152,24 +167,70 @@ class Follow:
         """How many positions behind the end of the log it was at the last step; None before it."""
         return None if self._next is None else max(0, self._end - self._next)
 
+    async def between_flushes(self, call: Callable[[SnapshotStore], T]) -> T:
+        """Run ``call(store)`` in a disk thread while nothing is applied, and return its answer.
+
+        That is how a fold is exported: the store's cursor is exactly what its files hold.  What ``call`` raises comes
+        out here, and the fold goes on.  ClosedError when the fold has ended or ends first.
+        """
+        if self._ended:
+            raise ClosedError(f"{self._store.path}: the fold has ended")
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._requests.append((call, answer))
+        if self._waiting is not None:
+            self._waiting.wake()
+        return await answer
+
     # --- The loop
 
     async def run(self, *, once: bool = False) -> WatchCursor:
         """Fold until ``stop`` is set, or with ``once`` until the end of the log as it is now; return the cursor."""
-        backoff = Backoff(last=IDLE_SECONDS)
-        while not self._stop.is_set():
-            count = await self.step()
-            if count:
-                backoff.reset()
-            elif once:
-                break
+        self._ended = False
+        stopped = asyncio.create_task(self._stop.wait())
+        stopped.add_done_callback(lambda _: self._waiting.wake() if self._waiting is not None else None)
+        try:
+            while not self._stop.is_set():
+                await self._serve()
+                waiting = self._waiting = self._waiting or self._log.waiter()
+                count = await self.step()
+                if count:
+                    waiting.reset()
+                elif once and not self._requests:
+                    break
+                elif not self._requests and not self._stop.is_set():
+                    await waiting.pause()
+            return self.cursor
+        finally:
+            stopped.cancel()
+            self._stop_waiting()
+            self.close()
+            self._ended = True
+            for _, answer in self._requests:
+                if not answer.done():
+                    answer.set_exception(ClosedError(f"{self._store.path}: the fold has ended"))
+            self._requests.clear()
+
+    async def _serve(self) -> None:
+        """Answer those who asked for a moment between two applies."""
+        while self._requests:
+            call, answer = self._requests.popleft()
+            if answer.done():  # whoever asked has gone away
+                continue
+            try:
+                found = await in_disk_thread(call, self._store)
+            except Exception as exc:  # noqa: BLE001 - it belongs to whoever asked
+                if not answer.done():
+                    answer.set_exception(exc)
             else:
-                await asyncio.sleep(backoff.delay())
-        return self.cursor
+                if not answer.done():
+                    answer.set_result(found)
 
     async def step(self) -> int:
         """Fold one batch; return how many records it had, 0 at the end of the log."""
         try:
+            if not self._claim.held:
+                self._claim.take()
+                self._next = None  # another fold may have had the store in between
             if self._next is None:
                 self._next = await in_disk_thread(self._begin)
             batch = await in_disk_thread(self._read, self._next)
@@ -186,7 +247,8 @@ class Follow:
         if not len(batch):
             return 0
         updates = self._to_updates(batch)
-        await self._apply(updates, batch.next_position)
+        if not await self._apply(updates, batch.next_position, fingerprint_of(batch)):
+            return 0
         self._next = batch.next_position
         self.records += len(batch)
         _records.add(len(batch), store=self._store.path)
@@ -194,21 +256,35 @@ class Follow:
             self._on_applied(self.cursor)
         return len(batch)
 
+    def close(self) -> None:
+        """Let go of the store, which another fold may take then; needed after ``step`` only, ``run`` does it itself."""
+        self._seen.close()
+        self._claim.release()
+
+    def _stop_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            waiting.close()
+
     # --- In a thread
 
     def _begin(self) -> int:
         """Return where to go on, or say why that is not possible."""
         token = self._store.cursor().token
+        source = source_of(self._log)
+        self._owner = owner_of(source.log_id)
         if not token.known:
-            self._note.write(source_of(self._log))
+            self._note.write(source)
+            self._seen.forget(self._owner)
             return self._log.first_position
         position = token.as_int()
         if position is None:
             raise OptionsError(f"{self._store.path}: its cursor is {token!r}, which is no position of a log")
-        self._note.check(source_of(self._log))
+        self._note.check(source)
         end = self._log.next_position
         if position > end:
             raise ReplacedError(self._log.path, f"it ends at {end}, before the fold's cursor at {position}")
+        self._seen.check_log(self._log)
         return position
 
     def _read(self, position: int) -> Batch:
@@ -216,20 +292,34 @@ class Follow:
         self._end = max(self._log.next_position, batch.next_position)
         return batch
 
-    async def _apply(self, updates: UpdateBatch, position: int) -> None:
-        """Apply, and try again while the store cannot: what it did not take must not be passed."""
-        failures, pause = 0, self._options.retry_seconds
+    def _store_batch(self, updates: UpdateBatch, position: int, seen: Fingerprint | None) -> None:
+        self._seen.write(self._owner, position, seen)
+        self._store.apply(updates, WatchCursor.of(position))
+
+    async def _apply(self, updates: UpdateBatch, position: int, seen: Fingerprint | None) -> bool:
+        """Apply, and try again while the store cannot: what it did not take must not be passed.
+
+        False when it was told to stop before the store could.
+        """
+        grave, pause = 0, self._options.retry_seconds
         while True:
             try:
-                await in_disk_thread(self._store.apply, updates, WatchCursor.of(position))
-                return
-            except (OSError, RetryError) as exc:
-                failures += 1
-                if store_failure_is_fatal(failures):
-                    raise RetryError(f"{self._store.path}: the store failed {failures} times in a row: {exc}") from exc
-                _log.warning("%s: the store refused a batch (%d in a row): %s", self._store.path, failures, exc)
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, 1.0)
+                await in_disk_thread(self._store_batch, updates, position, seen)
+                self.failures = 0
+                return True
+            except (OSError, MemoryError, RetryError, ReadOnlyError) as exc:
+                self.failures += 1
+                grave += not waits_for_room(exc)
+                if store_failure_is_fatal(grave):
+                    raise RetryError(f"{self._store.path}: the store failed {grave} times in a row: {exc}") from exc
+                _log.warning("%s: the store refused a batch (%d in a row): %s", self._store.path, self.failures, exc)
+            try:
+                async with asyncio.timeout(pause):
+                    await self._stop.wait()
+            except TimeoutError:
+                pause = min(pause * 2, 1.0)
+            else:
+                return False
 
     # --- Beginning again
 
@@ -238,6 +328,7 @@ class Follow:
         self.restarts += 1
         _restarts.add(store=self._store.path)
         await in_disk_thread(self._empty)
+        self._stop_waiting()
         if reopen:  # a reader is of one log; this is another
             path, kind = self._log.path, self._log.format
             await in_disk_thread(self._log.close)
@@ -254,6 +345,7 @@ class Follow:
         self._store.apply(deletes, WatchCursor())
 
 
+@shows_options(FollowOptions)
 async def follow(
     log: LogReader,
     store: SnapshotStore,
@@ -264,17 +356,18 @@ async def follow(
     on_applied: Callable[[WatchCursor], None] | None = None,
     stop: asyncio.Event | None = None,
     disk: Disk | None = None,
+    **given: Any,
 ) -> WatchCursor:
     """Fold a log into a store until ``stop`` is set, or with ``once`` until its end; return the cursor.
 
     Without ``to_updates`` the records must be envelopes: their keys are put, deleted and purged, and the version of
     an entry is the position of its record.  The store goes on where it was; ``on_applied`` is called with every
-    cursor after the store has it.  ``disk`` is the one the store is on, if that is not the file system.
+    cursor after the store has it.  ``disk`` is the one the store is on, if that is not the file system.  The options of
+    FollowOptions are given as keywords (``on_expired="restart"``) or as one object.
 
     >>> async def counts(log, store):
     ...     newest = each_record(lambda record: KvUpdate.put(f"kind.{record.kind}", bytes(record.payload)))
     ...     return await follow(log, store, newest, once=True)
     """
-    return await Follow(log, store, to_updates, options=options, on_applied=on_applied, stop=stop, disk=disk).run(
-        once=once
-    )
+    fold = Follow(log, store, to_updates, options=options, on_applied=on_applied, stop=stop, disk=disk, **given)
+    return await fold.run(once=once)

@@ -8,6 +8,7 @@ bound: a change here is proved again by the next test run.  Nothing in this file
     resume_cursor                      where a restart goes on
     requeue                            what happens to updates the store did not take
     store_failure_is_fatal             when retrying becomes hiding
+    waits_for_room                     which failures are a shortage that ends by itself
     may_relist                         the barrier between synthetic deletes and the re-list
     pointer_publish_allowed            may this artifact become the published one
     payload_prunable                   may this payload be removed
@@ -15,9 +16,11 @@ bound: a change here is proved again by the next test run.  Nothing in this file
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from typing import Final, TypeVar
 
+from penstock.errors import Backpressure
 from penstock.kv.window import resume_start, resume_window_ok
 
 __all__ = [
@@ -27,6 +30,7 @@ __all__ = [
     "resume_cursor",
     "requeue",
     "store_failure_is_fatal",
+    "waits_for_room",
     "may_relist",
     "pointer_publish_allowed",
     "payload_prunable",
@@ -81,6 +85,24 @@ def store_failure_is_fatal(failures_in_a_row: int) -> bool:
     (False, True)
     """
     return failures_in_a_row >= MAX_STORE_FAILURES
+
+
+SHORTAGES: Final = frozenset(
+    (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOBUFS)
+)
+
+
+def waits_for_room(failure: BaseException) -> bool:
+    """Whether a store failed for want of room, memory or descriptors: nothing is broken, and it may be there soon.
+
+    Such a failure is retried for as long as it lasts, because giving up helps nobody; every other one counts.
+
+    >>> waits_for_room(OSError(errno.ENOSPC, "No space left")), waits_for_room(OSError(errno.EIO, "I/O error"))
+    (True, False)
+    """
+    return isinstance(failure, Backpressure | MemoryError) or (
+        isinstance(failure, OSError) and failure.errno in SHORTAGES
+    )
 
 
 def may_relist(deletes_folded: bool) -> bool:

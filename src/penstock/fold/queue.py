@@ -35,6 +35,7 @@ class FoldQueue:
         """The highest revision received."""
         self.failures = 0
         """How often in a row the store has refused."""
+        self._grave = 0  # those of them that were not for want of room
         self._fresh: list[UpdateBatch] = []  # not yet applied
         self._waiting: list[UpdateBatch] = []  # applied, not yet stored
         self._count = 0
@@ -43,14 +44,17 @@ class FoldQueue:
     def __len__(self) -> int:
         return self._count + sum(map(len, self._waiting))
 
-    def add(self, batch: UpdateBatch, now: float) -> None:
-        """Take a batch in; the first one of a flush starts the window."""
+    def add(self, batch: UpdateBatch, now: float, *, counts: bool = True) -> None:
+        """Take a batch in; the first one of a flush starts the window.
+
+        One that does not count repairs what was folded before: it says nothing about how far the fold has come.
+        """
         if not len(batch):
             return
         self._fresh.append(batch)
         self._count += len(batch)
         revisions = batch.revisions()
-        if len(revisions):
+        if counts and len(revisions):
             self.reached = high_water(self.reached, int(revisions.max()))
         window = now + self.config.window_seconds
         self.deadline = window if self.deadline is None else min(self.deadline, window)
@@ -77,11 +81,15 @@ class FoldQueue:
 
     def stored(self) -> None:
         """Take note that the store has what ``to_store`` returned."""
-        self._waiting, self.failures = [], 0
+        self._waiting, self.failures, self._grave = [], 0, 0
 
-    def refused(self, now: float) -> bool:
-        """Take note that the store failed; return whether it has failed too often."""
+    def refused(self, now: float, *, waits: bool = False) -> bool:
+        """Take note that the store failed; return whether it has failed too often.
+
+        One that ``waits`` for room is tried again however often that is.
+        """
         self.failures += 1
-        pause = min(self.config.retry_seconds * 2 ** (self.failures - 1), RETRY_MAX_SECONDS)
+        self._grave += not waits
+        pause = min(self.config.retry_seconds * 2 ** min(self.failures - 1, 30), RETRY_MAX_SECONDS)
         self.deadline = now + pause
-        return store_failure_is_fatal(self.failures)
+        return store_failure_is_fatal(self._grave)

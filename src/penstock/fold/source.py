@@ -11,11 +11,14 @@ checked for its end: one that ends before the cursor cannot be the log the curso
 
 from __future__ import annotations
 
+import zlib
+
 import msgspec
 
 from penstock.disk import Disk, save_atomically
-from penstock.errors import CorruptionError, ReplacedError
+from penstock.errors import ReplacedError
 from penstock.log.face import LogReader
+from penstock.log.sidecar import decode_json
 
 __all__ = ["Source", "SourceNote", "source_of"]
 
@@ -31,6 +34,16 @@ class Source(msgspec.Struct, frozen=True):
     format: str
     path: str
     version: int = 1
+    check: int | None = None
+    """CRC-32 of the other fields; a note of the first release has none."""
+
+    def checksum(self) -> int:
+        """Return what ``check`` should be."""
+        return zlib.crc32(msgspec.json.encode((self.log_id, self.format, self.path, self.version)))
+
+    def __post_init__(self) -> None:
+        if self.check is not None and self.check != self.checksum():
+            raise ValueError("its checksum is another")
 
 
 def source_of(log: LogReader) -> Source:
@@ -57,14 +70,12 @@ class SourceNote:
                 data = file.read_at(0, 1 << 16)
         except FileNotFoundError:
             return None
-        try:
-            return msgspec.json.decode(data, type=Source)
-        except msgspec.DecodeError as exc:
-            raise CorruptionError(self.path, 0, f"not a note about a log: {exc}") from None
+        return decode_json(self.path, data, Source, "a note about a log")
 
     def write(self, source: Source) -> None:
         """Note that the store is folded from this log."""
-        save_atomically(self._disk, self.path, msgspec.json.encode(source) + b"\n")
+        checked = msgspec.structs.replace(source, check=source.checksum())
+        save_atomically(self._disk, self.path, msgspec.json.encode(checked) + b"\n")
 
     def check(self, source: Source) -> None:
         """Raise ReplacedError if the store was folded from another log."""

@@ -5,11 +5,11 @@
 'new'
 """
 
-from penstock.kv.connect import NatsConnection, NatsOptions, nats_connect
 from penstock.kv.embedded import EmbeddedConnection, EmbeddedKvStore, EmbeddedOptions, embedded_connect
+from penstock.kv.nats import NatsConnection, NatsOptions, nats_connect
 from penstock.kv.roles import (
-    Connection,
     ConnectionCapabilities,
+    KvConnection,
     KvReader,
     KvStore,
     KvWatcher,
@@ -19,7 +19,7 @@ from penstock.kv.roles import (
 )
 
 __all__ = [
-    "Connection",
+    "KvConnection",
     "ConnectionCapabilities",
     "KvStore",
     "KvReader",

@@ -1,11 +1,11 @@
 """The roles of a key-value bucket: what a caller may hold, whatever stands behind it.
 
-    Connection ── store(name) ──► KvStore ── reader    get, entry, keys, scan
+    KvConnection ─ store(name) ─► KvStore ── reader    get, entry, keys, scan
                                           ├─ watcher   batches of changes, from the start or from a cursor
                                           └─ writer    put, delete, compare-and-set, purge, TTL
 
 A caller that only reads holds a KvReader and nothing else.  A backend without watches or writes
-returns None for the role; ``Connection.capabilities`` says what there is before anyone asks.
+returns None for the role; ``KvConnection.capabilities`` says what there is before anyone asks.
 
 Words: a *tombstone* is an empty value written by compare-and-set, which is how ``delete_with_version``
 deletes; ``get``, ``keys`` and ``scan`` hide it, ``entry`` shows it, because who wants to compare and set
@@ -18,14 +18,17 @@ from __future__ import annotations
 import abc
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Any, Literal, Self
+
+import msgspec
 
 from penstock.batch import UpdateBatch
 from penstock.errors import OptionsError, UnsupportedError
-from penstock.types import KvEntry, VersionToken, WatchCursor
+from penstock.options import options_from, shows_options
+from penstock.types import KvEntry, KvUpdate, VersionToken, WatchCursor
 
 __all__ = [
-    "Connection",
+    "KvConnection",
     "KvStore",
     "KvReader",
     "KvWatcher",
@@ -33,6 +36,7 @@ __all__ = [
     "KvWriter",
     "ConnectionCapabilities",
     "StoreConfig",
+    "Traces",
 ]
 
 
@@ -51,7 +55,7 @@ class ConnectionCapabilities:
     """A watch of a prefix is filtered where the data is."""
 
     ttl: bool = False
-    """``put_with_ttl`` works."""
+    """``put_with_ttl`` works, and so does ``ttl_seconds`` of ``create`` and ``update``."""
 
     purge: bool = False
     """``purge`` frees the bytes of a key and its history."""
@@ -100,22 +104,41 @@ class StoreConfig:
     # --- Where it keeps it
 
     storage: Literal["file", "memory"] = "file"
-    """NATS buckets are always made on file, as those of the reference are."""
+    """``memory``: NATS keeps it in the server's memory; embedded buckets are files and refuse it."""
 
     replicas: int = 1
-    """Copies in a cluster: 1, 3 or 5."""
+    """Copies in a NATS cluster, 1 to 5; an embedded bucket has one and refuses more."""
 
     def __post_init__(self) -> None:
         if not self.name or not all(char.isascii() and (char.isalnum() or char in "-_") for char in self.name):
             raise OptionsError(f"bucket {self.name!r}: only letters, digits, - and _ are allowed")
         if not 1 <= self.history <= 64:
             raise OptionsError(f"history={self.history}: must be 1 to 64")
-        if self.max_age_seconds < 0:
-            raise OptionsError(f"max_age_seconds={self.max_age_seconds}: must not be negative")
+        if not 0 <= self.max_age_seconds < float("inf"):
+            raise OptionsError(f"max_age_seconds={self.max_age_seconds}: must not be negative, and end some time")
         if self.max_bytes != -1 and self.max_bytes < 1:
             raise OptionsError(f"max_bytes={self.max_bytes}: must be positive, or -1 for no limit")
         if not 1 <= self.replicas <= 5:
             raise OptionsError(f"replicas={self.replicas}: must be 1 to 5")
+        if self.discard not in ("new", "old"):
+            raise OptionsError(f"discard={self.discard!r}: must be new or old")
+        if self.storage not in ("file", "memory"):
+            raise OptionsError(f"storage={self.storage!r}: must be file or memory")
+
+
+class Traces(msgspec.Struct, frozen=True):
+    """What shows whether a bucket has lost changes since somebody looked: compare two of them.
+
+    >>> Traces("2026-01-01", 40, 3) == Traces("2026-01-01", 40, 4)
+    False
+    """
+
+    identity: str
+    """Which bucket this is: another one of the same name has another."""
+    last: int
+    """Its newest revision."""
+    removed: int
+    """How many of its changes are gone: overwritten, aged, discarded or purged."""
 
 
 class KvReader(abc.ABC):
@@ -145,6 +168,24 @@ class KvReader(abc.ABC):
         """Return what ``scan`` returns, as objects."""
         return [KvEntry(update.key, update.value, update.version) for update in await self.scan(prefix)]
 
+    # --- For those who keep a copy
+
+    async def traces(self) -> Traces | None:
+        """Return what shows whether keys went without a change; None where no key ever does."""
+        return None
+
+    async def revisions(self, prefix: str = "") -> UpdateBatch:
+        """Return the keys below a prefix with their revisions, tombstones included; values may be left out."""
+        return await self.scan(prefix)
+
+    async def identity(self) -> str:
+        """Return what tells this bucket from another one that has its name later; empty where nothing can."""
+        return ""
+
+    async def change(self, revision: int) -> KvUpdate | None:  # noqa: ARG002 - a default keeps no history
+        """Return the change that has this revision, None when it is not kept any more."""
+        return None
+
 
 class Watch(abc.ABC):
     """One running watch: batches of changes in order of revision, until ``aclose``.
@@ -171,6 +212,11 @@ class Watch(abc.ABC):
     def progress(self) -> int:
         """The revision up to which everything that matches was handed out, quiet times included; 0 unknown."""
         return 0
+
+    @property
+    def in_touch(self) -> bool:
+        """Whether the backend has been heard from lately.  If not, nobody knows what it has: not even ``lag``."""
+        return True
 
     @abc.abstractmethod
     async def next_batch(self, limit: int = 65536) -> UpdateBatch:
@@ -253,12 +299,18 @@ class KvWriter(abc.ABC):
         """Remove a key, whatever it was; always True."""
 
     @abc.abstractmethod
-    async def create(self, key: str, value: bytes) -> VersionToken:
-        """Set a key that is absent or deleted; AlreadyExists if it is live or a tombstone."""
+    async def create(self, key: str, value: bytes, *, ttl_seconds: float | None = None) -> VersionToken:
+        """Set a key that is absent or deleted; AlreadyExists if it is live or a tombstone.
+
+        With ``ttl_seconds`` it vanishes after that time, at the clock of whoever keeps the bucket, unless it is set
+        again; UnsupportedError where the backend cannot.  That is how a lease ends with its holder.
+        """
 
     @abc.abstractmethod
-    async def update(self, key: str, value: bytes, version: VersionToken) -> VersionToken:
-        """Set a key whose version is still this one; RevisionMismatch otherwise."""
+    async def update(
+        self, key: str, value: bytes, version: VersionToken, *, ttl_seconds: float | None = None
+    ) -> VersionToken:
+        """Set a key whose version is still this one; RevisionMismatch otherwise.  ``ttl_seconds`` as in ``create``."""
 
     @abc.abstractmethod
     async def delete_with_version(self, key: str, version: VersionToken) -> bool:
@@ -301,10 +353,10 @@ class KvStore(abc.ABC):
         return None
 
 
-class Connection(abc.ABC):
+class KvConnection(abc.ABC):
     """The life of a connection, and the place where buckets come from.
 
-    >>> issubclass(Connection, abc.ABC)
+    >>> issubclass(KvConnection, abc.ABC)
     True
     """
 
@@ -315,6 +367,10 @@ class Connection(abc.ABC):
     @abc.abstractmethod
     async def shutdown(self) -> None:
         """Disconnect.  ``connect`` may be called again afterwards."""
+
+    async def close(self) -> None:
+        """End the connection, as ``close`` does everywhere; backends say in ``shutdown`` how."""
+        await self.shutdown()
 
     @property
     @abc.abstractmethod
@@ -330,13 +386,33 @@ class Connection(abc.ABC):
     async def store_with_config(self, config: StoreConfig) -> KvStore:
         """Return a bucket, made with this configuration if it does not exist."""
 
+    @shows_options(StoreConfig)
+    async def make(self, name: str, **given: Any) -> KvStore:
+        """Return a bucket, made with these options if it is not there: ``make("routes", history=5)``."""
+        return await self.store_with_config(options_from(StoreConfig, None, {"name": name, **given}))
+
+    @abc.abstractmethod
     async def store(self, name: str) -> KvStore:
-        """Return a bucket, made with the default configuration if it does not exist."""
-        return await self.store_with_config(StoreConfig(name=name))
+        """Return a bucket, which need not exist: its first ``put`` or ``create`` makes it, as StoreConfig is by itself.
+
+        Nothing else does: reading, watching, deleting and updating what is not there raise ReplacedError.
+        """
+
+    @abc.abstractmethod
+    async def find(self, name: str) -> KvStore | None:
+        """Return a bucket that exists, or None; nothing is made."""
+
+    @abc.abstractmethod
+    async def buckets(self) -> list[str]:
+        """Return the names of the buckets there are, sorted."""
+
+    @abc.abstractmethod
+    async def delete(self, name: str) -> bool:
+        """Remove a bucket with all its keys; return whether it was there.  Those who use it get ReplacedError."""
 
     async def __aenter__(self) -> Self:
         await self.connect()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        await self.shutdown()
+        await self.close()

@@ -6,19 +6,22 @@ import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.batch import Spans, UpdateBatch
-from penstock.disk import Disk, Handle, PosixDisk
+from penstock.disk import Disk, Handle, disk_for, read_disk_for
 from penstock.disk.commit import GROUP, Committer
-from penstock.errors import ClosedError, CorruptionError, OptionsError, PenstockError
+from penstock.disk.doors import in_a_folder, refuse_folder
+from penstock.disk.posix import followed
+from penstock.errors import ClosedError, CorruptionError, NotFoundError, OptionsError, PenstockError
 from penstock.kernel import Fold, pgss
+from penstock.options import options_from, shows_options
 from penstock.store.digest import digest_text
 from penstock.store.face import SCAN_LIMIT
-from penstock.store.logfile import LogFile, read_log, replay, write_compacted
+from penstock.store.logfile import LogFile, check_mark, read_log, replay, sidecar_of, write_compacted
 from penstock.store.options import AppendLogOptions
 from penstock.store.pgss import cursor_record, encode_updates
 from penstock.store.reader import SharedReader, entries_of
@@ -55,21 +58,31 @@ class AppendLogStore(Handle):
         self._compact_error: BaseException | None = None
         self._compact_after = 0
         self._committer: Committer | None = None
+        refuse_folder(disk, path, "an append log")
         if read_only:
             found = disk.stat(path)
             if found is None or not found.size:  # an empty file is an absent log
-                raise OptionsError(f"{path}: there is no store here")
+                if found is not None:
+                    check_mark(path, 0, sidecar_of(disk, path))
+                raise NotFoundError(f"{path}: there is no store here")
             state, self._buffer = read_log(disk, path, options.unfinished)
-            self._fold: Fold = state.fold
+            self._loaded: Fold = state.fold
             self._lock = threading.Lock()
             return
-        self._log = LogFile(disk, path, unfinished=options.unfinished)
-        self._fold, self._lock = self._log.fold, self._log.lock
+        with in_a_folder(path):
+            self._log = LogFile(disk, path, unfinished=options.unfinished)
+        self._lock = self._log.lock
         if options.sync != "none":
             interval = options.sync_seconds if options.sync == "interval" else None
             self._committer = GROUP.committer(self._log.sync, interval=interval)
 
+    @property
+    def _fold(self) -> Fold:
+        """The index, which a rewrite replaces."""
+        return self._loaded if self._log is None else self._log.fold
+
     @classmethod
+    @shows_options(AppendLogOptions)
     def open(
         cls,
         path: str | os.PathLike[str],
@@ -77,9 +90,17 @@ class AppendLogStore(Handle):
         *,
         read_only: bool = False,
         disk: Disk | None = None,
+        **given: Any,
     ) -> Self:
-        """Open or create the store in this file; ``read_only`` takes no lock and changes nothing."""
-        return cls(os.fspath(path), options or AppendLogOptions(), disk or PosixDisk(), read_only=read_only)
+        """Open or create the store in this file; ``read_only`` takes no lock and changes nothing.
+
+        Options as keywords or as one object; AppendLogOptions says what each means.
+        """
+        options = options_from(AppendLogOptions, options, given)
+        # Who only reads needs a disk to read from: an object store will do.
+        here = disk or (cast("Disk", read_disk_for(path)) if read_only else disk_for(path))
+        name = followed(os.fspath(path)) if read_only else os.fspath(path)
+        return cls(name, options, here, read_only=read_only)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> tuple[WatchCursor, Self]:
@@ -94,10 +115,12 @@ class AppendLogStore(Handle):
         log = self._writable()
         records = encode_updates(self.path, updates)
         records += cursor_record(cursor.token.raw)
+        if self._committer is not None:
+            self._committer.check()
         log.append(records)
         if self._committer is not None:
             if self.options.sync == "always":
-                self._committer.request().result()
+                self._committer.wait()
             else:
                 self._committer.touch()
         self._compact_if_due(log)
@@ -145,7 +168,10 @@ class AppendLogStore(Handle):
             if self._compacting is None and not self._closed:
                 name = f"penstock-compact-{os.path.basename(self.path)}"
                 self._compacting = threading.Thread(target=self._compact_aside, args=(log,), name=name, daemon=True)
-                self._compacting.start()  # with the lock: whoever finds it there can wait for it
+                try:
+                    self._compacting.start()  # with the lock: whoever finds it there can wait for it
+                except (RuntimeError, MemoryError):
+                    self._compacting = None  # no thread to be had: the next apply asks again
 
     def _compact_aside(self, log: LogFile) -> None:
         try:
@@ -172,19 +198,18 @@ class AppendLogStore(Handle):
         with self._lock:
             self._check()
             at = -1 if wanted is None else self._fold.find(wanted)
-            if at < 0:
-                return None
-            _, value, version = self._fold.read(at)
-        return KvEntry(key, value, VersionToken(version))
+            found = None if at < 0 else self._read(at)
+            self._check_whole()
+        return None if found is None else KvEntry(key, found[1], VersionToken(found[2]))
 
     def multi_get(self, keys: Sequence[str]) -> list[KvEntry | None]:
         """Return the entries of many keys, all at one moment."""
         wanted = [_key_bytes(key) for key in keys]
         with self._lock:
             self._check()
-            fold = self._fold
-            places = [-1 if key is None else fold.find(key) for key in wanted]
-            found = [None if at < 0 else fold.read(at) for at in places]
+            places = [-1 if key is None else self._fold.find(key) for key in wanted]
+            found = [None if at < 0 else self._read(at) for at in places]
+            self._check_whole()
         return [
             None if entry is None else KvEntry(key, entry[1], VersionToken(entry[2]))
             for key, entry in zip(keys, found, strict=True)
@@ -198,7 +223,14 @@ class AppendLogStore(Handle):
         """Yield the same entries as puts over the mapped file: nothing is copied."""
         view, offsets = self._select(prefix)
         for start in range(0, len(offsets), limit):
-            columns = pgss.columns(view, offsets[start : start + limit])
+            try:
+                columns = pgss.columns(view, offsets[start : start + limit])
+            except ValueError as exc:
+                with self._lock:
+                    self._check_whole()
+                raise CorruptionError(self.path, 0, f"changed while the store was open: {exc}") from None
+            with self._lock:
+                self._check_whole()
             spans = [Spans(columns[row], columns[row + 1]) for row in (0, 2, 4)]
             yield UpdateBatch(view, np.full(columns.shape[1], Op.PUT, np.uint8), *spans)
 
@@ -285,8 +317,7 @@ class AppendLogStore(Handle):
         self._wait()
         if self._committer is not None:
             try:
-                if self._log.failed is None:
-                    self._committer.request().result()
+                self._committer.wait()
             finally:
                 self._committer.close()
                 self._log.close()
@@ -319,6 +350,19 @@ class AppendLogStore(Handle):
     def _view(self) -> memoryview:
         return memoryview(self._buffer) if self._log is None else memoryview(self._log.buffer)
 
+    def _read(self, at: int) -> tuple[bytes, bytes, bytes]:
+        """Return key, value and version of the record at an offset, if the file still has it."""
+        try:
+            return self._fold.read(at)
+        except ValueError:
+            self._check_whole()
+            raise CorruptionError(self.path, at, "the record was changed while the store was open") from None
+
+    def _check_whole(self) -> None:
+        """Raise if the file was cut; called with the lock, so that its size and what is indexed are of one moment."""
+        if self._log is not None:
+            self._log.check_whole()
+
     def _select(self, prefix: str) -> tuple[memoryview, NDArray[np.int64]]:
         """Return the bytes and the records of a range, at one moment."""
         key = _key_bytes(prefix)
@@ -328,6 +372,7 @@ class AppendLogStore(Handle):
         with self._lock:
             self._check()
             offsets = np.empty(0, np.int64) if key is None else self._fold.select(key)
+            self._check_whole()
             return self._view()[: self._fold.size], offsets
 
 

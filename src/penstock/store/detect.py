@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from penstock.disk import PosixDisk, ReadDisk
-from penstock.errors import OptionsError
+from penstock.disk import ReadDisk, is_url, read_disk_for
+from penstock.errors import NotFoundError, OptionsError, UnsupportedError
 from penstock.store.appendlog import AppendLogStore
 from penstock.store.lightning import LmdbStore
 from penstock.store.rocks import RocksStore
@@ -18,12 +18,12 @@ def detect_backend(path: str, disk: ReadDisk | None = None) -> str:
 
     >>> detect_backend("/nowhere")
     Traceback (most recent call last):
-    penstock.errors.OptionsError: /nowhere: there is no store here
+    penstock.errors.NotFoundError: /nowhere: there is no store here
     """
-    disk = disk or PosixDisk()
+    disk = disk or read_disk_for(path)
     found = disk.stat(path)
     if found is None:
-        raise OptionsError(f"{path}: there is no store here")
+        raise NotFoundError(f"{path}: there is no store here")
     if not found.is_folder:
         return AppendLogStore.backend
     if disk.stat(path + "/data.mdb") is not None:
@@ -47,5 +47,7 @@ def open_store(path: str | os.PathLike[str], *, read_only: bool = True) -> Appen
     path = os.fspath(path)
     kinds = (AppendLogStore, RocksStore, LmdbStore)
     backend = detect_backend(path)
+    if is_url(path) and backend != AppendLogStore.backend:
+        raise UnsupportedError(f"{path}: a {backend} store is not read by URL; publish it as an artifact and pull that")
     kind = next(kind for kind in kinds if kind.backend == backend)
     return kind.open(path, read_only=read_only)

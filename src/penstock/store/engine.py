@@ -100,7 +100,7 @@ class EngineStore(Handle):
         encode_updates(self.path, updates)  # the same limits for every backend
         keys, records = _rows(updates)
         self._check_keys(keys)
-        last = dict(zip(keys, records, strict=True))  # the last word on each key
+        last = dict(zip(keys, records, strict=True))  # the last update of each key
         changes = {key: last[key] for key in sorted(last)}  # engines read and write neighbours faster
         with self._writing:
             self._check()

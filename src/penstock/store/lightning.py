@@ -7,14 +7,20 @@ refused by name.  The map is address space, not memory: it doubles by itself whe
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import struct
 import threading
 from collections.abc import Iterator
 from itertools import islice, takewhile
 from typing import Any, Final, Self
 
-from penstock.disk import PosixDisk
-from penstock.errors import Backpressure, CorruptionError, LockedError, OptionsError, UnsupportedError
+from penstock.disk import Lock, ReadDisk, disk_for
+from penstock.disk.cut import CutWatch
+from penstock.disk.doors import in_a_folder, refuse_foreign
+from penstock.disk.posix import check_plain
+from penstock.errors import Backpressure, CorruptionError, LockedError, NotFoundError, OptionsError, UnsupportedError
+from penstock.options import options_from, shows_options
 from penstock.store.engine import Changes, EngineStore
 from penstock.store.options import LmdbOptions
 from penstock.types import WatchCursor
@@ -23,6 +29,14 @@ __all__ = ["LmdbStore"]
 
 KEY_MAX: Final = 511
 GROW_SECONDS: Final = 5.0
+MAGIC: Final = 0xBEEFC0DE
+META: Final = struct.Struct("<16xI20xI92xQQ")  # magic, page size, last page, transaction: a meta page of LMDB 0.9
+META_BYTES: Final = META.size
+STAND_IN: Final = struct.pack("<QHHHH", 8 << 32, 0, 3, 20, 4096)  # page number, padding, flags, lower, upper
+"""How a page begins that stands in for one that was cut away: a branch and a leaf at once, with two nodes.  Both are
+its own first bytes: an empty key, without a value as a leaf, and in a branch with a page number that no store has.
+LMDB ends the process by an assertion where a page is of neither kind, or a branch with fewer nodes; of this one it
+makes an empty entry, or says that a page is missing, and the watch says why."""
 
 
 class LmdbStore(EngineStore):
@@ -47,25 +61,35 @@ class LmdbStore(EngineStore):
         self.options = options
         self._reads = 0
         self._idle = threading.Condition()
-        self._lock: Any = None
-        disk = PosixDisk()
+        self._lock: Lock | None = None
+        self._file: Lock | None = None
+        self._watches: list[CutWatch] = []
+        disk = disk_for(path)
         there = disk.stat(path + "/data.mdb")
         if read_only and there is None:
-            raise OptionsError(f"{path}: there is no store here")
+            raise NotFoundError(f"{path}: there is no store here")
         if not read_only:
-            disk.make_folder(path)
+            refuse_foreign(disk, path, "LMDB store")
+            with in_a_folder(path):
+                disk.make_folder(path)
             try:
-                self._lock = disk.lock(path + "/penstock-lock")
+                self._lock = disk.lock(path + "/penstock-lock", of=path)
+                if there is not None:
+                    self._file = disk.own(path + "/data.mdb")
             except LockedError:
+                self._let_go()
                 raise LockedError(f"{path}: another process or handle has this store open") from None
         try:
             self._open(max(options.map_bytes, 0 if there is None else there.size * 2))
+            if not read_only and self._file is None:
+                self._file = disk.own(path + "/data.mdb")
         except BaseException:
-            if self._lock is not None:
-                self._lock.release()
+            self._let_go()
             raise
 
     def _open(self, map_bytes: int) -> None:
+        check_plain(self.path)
+        _check_size(disk_for(self.path), self.path + "/data.mdb")
         try:
             self._env = self._lmdb.open(
                 self.path,
@@ -75,28 +99,67 @@ class LmdbStore(EngineStore):
                 subdir=True,
                 readonly=self.read_only,
                 create=not self.read_only,
-                sync=self.options.sync,
-                metasync=self.options.sync,
+                mode=0o600,
+                sync=self.options.sync == "always",
+                metasync=self.options.sync == "always",
             )
         except self._lmdb.LockError as exc:
             raise LockedError(f"{self.path}: {exc}") from None
         except (self._lmdb.InvalidError, self._lmdb.CorruptedError, self._lmdb.VersionMismatchError) as exc:
             raise CorruptionError(self.path + "/data.mdb", 0, str(exc)) from None
+        except self._lmdb.Error as exc:
+            if "already open" in str(exc):
+                raise LockedError(f"{self.path}: this process has it open under another name") from None
+            raise self._named(exc) from None
         try:
+            self._watches = [CutWatch(f"{self.path}/data.mdb", STAND_IN), CutWatch(f"{self.path}/lock.mdb")]
             self._data = self._env.open_db(b"data", create=not self.read_only)
             self._meta = self._env.open_db(b"meta", create=not self.read_only)
             self._begin()
         except self._lmdb.Error as exc:
-            self._env.close()
+            self._end()
             raise CorruptionError(self.path + "/data.mdb", 0, str(exc)) from None
         except BaseException:
-            self._env.close()
+            self._end()
             raise
 
+    def _end(self) -> None:
+        """Let go of the engine, which still looks at its files when it is closed."""
+        self._env.close()
+        for watch in self._watches:
+            watch.close()
+        self._watches = []
+
+    def _check_cut(self) -> None:
+        """Raise if a file was cut under the engine: what it read since may be zeros."""
+        for watch in self._watches:
+            watch.check()
+
+    def _named(self, exc: Any) -> Exception:
+        """Return the error of our tree for what the engine said: an error of the system, or damage."""
+        code = getattr(exc, "code", 0) or next(
+            (code for code in (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.ENOMEM, errno.EROFS, errno.EACCES)
+             if os.strerror(code) in str(exc)), 0
+        )  # fmt: skip
+        if code > 0:
+            return OSError(code, f"{os.strerror(code)} ({exc})", self.path)
+        return CorruptionError(self.path + "/data.mdb", 0, str(exc))
+
     @classmethod
-    def open(cls, path: str | os.PathLike[str], options: LmdbOptions | None = None, *, read_only: bool = False) -> Self:
-        """Open or create the store in this folder; ``read_only`` takes no lock of ours and changes nothing."""
-        return cls(os.fspath(path), options or LmdbOptions(), read_only=read_only)
+    @shows_options(LmdbOptions)
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        options: LmdbOptions | None = None,
+        *,
+        read_only: bool = False,
+        **given: Any,
+    ) -> Self:
+        """Open or create the store in this folder; ``read_only`` takes no lock of ours and changes nothing.
+
+        Options as keywords or as one object; LmdbOptions says what each means.
+        """
+        return cls(os.fspath(path), options_from(LmdbOptions, options, given), read_only=read_only)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> tuple[WatchCursor, Self]:
@@ -108,11 +171,12 @@ class LmdbStore(EngineStore):
         """Sync."""
         with self._writing:
             self._check()
+            self._check_cut()
             self._env.sync(True)
 
     def write_data(self, folder: str) -> WatchCursor:
         """Write a compacted copy of the environment as ``folder``/data."""
-        disk = PosixDisk()
+        disk = disk_for(folder)
         with self._writing:
             self._check()
             disk.make_folder(folder)
@@ -142,6 +206,7 @@ class LmdbStore(EngineStore):
             return [get(key) if 0 < len(key) <= KEY_MAX else None for key in keys]
 
     def _write(self, changes: Changes, meta: dict[bytes, bytes]) -> None:
+        self._check_cut()
         puts = [(key, record) for key, record in changes.items() if record is not None]
         gone = [key for key, record in changes.items() if record is None] if len(puts) < len(changes) else []
         while True:
@@ -153,9 +218,13 @@ class LmdbStore(EngineStore):
                         txn.delete(key, db=self._data)
                     for key, value in meta.items():
                         txn.put(key, value, db=self._meta)
+                    self._check_cut()  # or nothing of it is kept
                 return
             except self._lmdb.MapFullError:
                 self._grow()  # the transaction was taken back: begin again in a larger map
+            except self._lmdb.Error as exc:
+                self._check_cut()
+                raise self._named(exc) from None
 
     def _grow(self) -> None:
         """Double the map, which LMDB allows only while nobody reads."""
@@ -163,14 +232,21 @@ class LmdbStore(EngineStore):
             if not self._idle.wait_for(lambda: not self._reads, GROW_SECONDS):
                 raise Backpressure(f"{self.path}: the map is full and cannot grow while a scan is open")
             self._env.set_mapsize(self._env.info()["map_size"] * 2)
+            for watch in self._watches:
+                watch.look()
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[None]:
         with self._idle:
             self._check()
+            self._check_cut()
             self._reads += 1
         try:
             yield
+            self._check_cut()
+        except self._lmdb.Error as exc:
+            self._check_cut()
+            raise self._named(exc) from None
         finally:
             with self._idle:
                 self._reads -= 1
@@ -182,20 +258,54 @@ class LmdbStore(EngineStore):
                 return
             rows = takewhile(lambda row: row[0].startswith(prefix), cursor.iternext())
             while part := list(islice(rows, limit)):
+                self._check_cut()
                 yield [key for key, _ in part], [record for _, record in part]
 
     def _bytes(self) -> int:
-        found = PosixDisk().stat(self.path + "/data.mdb")
+        found = disk_for(self.path).stat(self.path + "/data.mdb")
         return 0 if found is None else found.size
+
+    def forked(self) -> None:
+        """Refuse to work in the child of a fork; the engine and its folder stay the parent's."""
+        super().forked()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        locks, self._lock, self._file = (self._lock, self._file), None, None
+        for held in locks:
+            if held is not None:
+                held.release()
 
     def _release(self) -> None:
         with self._idle:
             if not self._idle.wait_for(lambda: not self._reads, GROW_SECONDS):
                 self._closed = False
                 raise Backpressure(f"{self.path}: a scan is still open")
-        self._env.close()
-        if self._lock is not None:
-            self._lock.release()
+        self._end()
+        self._let_go()
+
+
+def _check_size(disk: ReadDisk, path: str) -> None:
+    """Refuse a data file that is shorter than its newest meta page says: LMDB would touch what is not there."""
+    try:
+        with disk.open(path) as file:
+            size, first = file.stat().size, file.read_at(0, META_BYTES)
+            page = META.unpack(first)[1] if len(first) == META_BYTES else 0
+            if not size:
+                return  # LMDB begins it
+            if not 512 <= page <= 1 << 16 or page & (page - 1):
+                raise CorruptionError(path, 40, f"pages of {page} bytes")
+            second = file.read_at(page, META_BYTES)
+    except FileNotFoundError:
+        return
+    metas = [META.unpack(raw) for raw in (first, second) if len(raw) == META_BYTES]
+    whole = [meta for meta in metas if meta[0] == MAGIC]
+    if whole:
+        last = max(whole, key=lambda meta: meta[3])[2]
+        if (last + 1) * page > size:
+            raise CorruptionError(
+                path, size, f"it ends here, but its newest meta page names {last + 1} pages of {page} bytes"
+            )
 
 
 def _import() -> Any:

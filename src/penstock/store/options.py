@@ -56,12 +56,16 @@ class AppendLogOptions:
 class RocksOptions:
     """How a RocksDB store behaves.
 
-    >>> RocksOptions(sync=True).cache_bytes
+    >>> RocksOptions(sync="always").cache_bytes
     1073741824
     """
 
-    sync: bool = False
-    """Whether every apply is fsynced before it returns; without it a power cut may cost the last ones."""
+    sync: SyncMode = "none"
+    """When an apply survives a power cut; ``none`` still survives the death of the process.  True and False, the
+    former spelling, are ``always`` and ``none``."""
+
+    sync_seconds: float = SYNC_SECONDS
+    """With ``interval``: how long an apply may stay undurable."""
 
     cache_bytes: int = 1 << 30
     """How much memory blocks, indexes and filters may use; 0 leaves it to the engine (32 MiB)."""
@@ -71,6 +75,8 @@ class RocksOptions:
     it apply only writes, and both are computed by a scan when someone asks."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "sync", _spelled(self.sync))
+        check_sync(self.sync, self.sync_seconds)
         if self.cache_bytes < 0:
             raise OptionsError(f"cache_bytes={self.cache_bytes}: must not be negative")
 
@@ -84,9 +90,10 @@ class LmdbOptions:
     penstock.errors.OptionsError: map_bytes=1: must be at least 65536
     """
 
-    sync: bool = True
-    """Whether every apply is fsynced before it returns.  Without it LMDB itself does not survive a power
-    cut: the whole store may be lost, so say False only for state that can be built again."""
+    sync: SyncMode = "always"
+    """``always``: an apply that returned survives a power cut.  ``none``: LMDB itself does not survive one, the whole
+    store may be lost, so say that only for state that can be built again.  There is no ``interval``, for the same
+    reason.  True and False, the former spelling, are ``always`` and ``none``."""
 
     map_bytes: int = 1 << 30
     """Where the map begins; it doubles by itself when it is full."""
@@ -96,5 +103,15 @@ class LmdbOptions:
     it apply only writes, and both are computed by a scan when someone asks."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "sync", _spelled(self.sync))
+        if self.sync not in ("none", "always"):
+            raise OptionsError(
+                f"sync={self.sync!r}: must be none or always; between its syncs LMDB survives no power cut"
+            )
         if self.map_bytes < 65536:
             raise OptionsError(f"map_bytes={self.map_bytes}: must be at least 65536")
+
+
+def _spelled(sync: SyncMode | bool) -> SyncMode:
+    """Return a sync mode that may be spelled as it was before there were modes."""
+    return ("always" if sync else "none") if isinstance(sync, bool) else sync

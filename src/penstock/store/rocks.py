@@ -6,12 +6,19 @@ memory-optimised filters, no hyper-clock cache and no wait for compactions.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import re
 from collections.abc import Iterator
 from typing import Any, Final, Self
 
-from penstock.disk import PosixDisk
-from penstock.errors import ClosedError, CorruptionError, LockedError, OptionsError, UnsupportedError
+from penstock.disk import Lock, disk_for
+from penstock.disk.commit import GROUP, Committer
+from penstock.disk.doors import in_a_folder, refuse_foreign
+from penstock.disk.posix import check_plain
+from penstock.errors import ClosedError, CorruptionError, LockedError, NotFoundError, PenstockError, UnsupportedError
+from penstock.options import options_from, shows_options
 from penstock.store.engine import Changes, EngineStore, after_prefix
 from penstock.store.options import RocksOptions
 from penstock.types import WatchCursor
@@ -21,6 +28,7 @@ __all__ = ["RocksStore"]
 DATA: Final = "data"
 META: Final = "meta"
 BLOCK_BYTES: Final = 16 << 10
+IN_FILE: Final = re.compile(r" in (\S+\.sst) offset (\d+)")
 
 
 class RocksStore(EngineStore):
@@ -43,20 +51,32 @@ class RocksStore(EngineStore):
         super().__init__(path, read_only=read_only, running_digest=options.running_digest)
         self._rocks = _import()
         self.options = options
-        disk = PosixDisk()
+        disk = disk_for(path)
         if read_only and disk.stat(path + "/CURRENT") is None:
-            raise OptionsError(f"{path}: there is no store here")
+            raise NotFoundError(f"{path}: there is no store here")
+        if not read_only:
+            refuse_foreign(disk, path, "RocksDB store")
+        self._lock = None if read_only else self._own()
+        try:
+            check_plain(path)
+        except BaseException:
+            self._let_go()
+            raise
         families = {DATA: self._data_options(), META: self._meta_options()}
         access = self._rocks.AccessType.read_only() if read_only else self._rocks.AccessType.read_write()
         try:
             self._db = self._rocks.Rdict(path, self._db_options(), column_families=families, access_type=access)
         except Exception as exc:  # noqa: BLE001 - the binding raises plain Exception
+            self._let_go()
             raise _opening_error(path, exc) from None
         self._data, self._meta = self._db.get_column_family(DATA), self._db.get_column_family(META)
         self._data_handle = self._db.get_column_family_handle(DATA)
         self._meta_handle = self._db.get_column_family_handle(META)
         self._write_options = self._rocks.WriteOptions()
-        self._write_options.sync = options.sync
+        self._write_options.sync = options.sync == "always"
+        self._committer: Committer | None = None
+        if options.sync == "interval" and not read_only:
+            self._committer = GROUP.committer(self._sync_log, interval=options.sync_seconds)
         try:
             self._begin()
         except BaseException:
@@ -64,11 +84,20 @@ class RocksStore(EngineStore):
             raise
 
     @classmethod
+    @shows_options(RocksOptions)
     def open(
-        cls, path: str | os.PathLike[str], options: RocksOptions | None = None, *, read_only: bool = False
+        cls,
+        path: str | os.PathLike[str],
+        options: RocksOptions | None = None,
+        *,
+        read_only: bool = False,
+        **given: Any,
     ) -> Self:
-        """Open or create the store in this folder; ``read_only`` takes no lock and changes nothing."""
-        return cls(os.fspath(path), options or RocksOptions(), read_only=read_only)
+        """Open or create the store in this folder; ``read_only`` takes no lock and changes nothing.
+
+        Options as keywords or as one object; RocksOptions says what each means.
+        """
+        return cls(os.fspath(path), options_from(RocksOptions, options, given), read_only=read_only)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> tuple[WatchCursor, Self]:
@@ -80,23 +109,38 @@ class RocksStore(EngineStore):
         """Flush the memtables, let compactions finish, and sync the write-ahead log."""
         with self._writing:
             self._check()
-            for family in (self._data, self._meta):
-                family.flush(True)
-            self._data.compact_range(None, None)
-            self._db.flush_wal(True)
+            with self._told():
+                for family in (self._data, self._meta):
+                    family.flush(True)
+                self._data.compact_range(None, None)
+                self._db.flush_wal(True)
 
     def write_data(self, folder: str) -> WatchCursor:
         """Write a native checkpoint as ``folder``/data."""
         with self._writing:
             self._check()
-            PosixDisk().make_folder(folder)
-            self._rocks.Checkpoint(self._db).create_checkpoint(folder + "/data")
+            disk_for(folder).make_folder(folder)
+            with self._told():
+                self._rocks.Checkpoint(self._db).create_checkpoint(folder + "/data")
             return WatchCursor(self._token)
 
     # --- The engine
 
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """Turn what the engine says of its files into an error of our tree: the binding raises plain Exception."""
+        try:
+            yield
+        except (PenstockError, OSError, AttributeError, self._rocks.DbClosedError):
+            raise
+        except Exception as exc:
+            if type(exc) is not Exception:
+                raise
+            raise _engine_error(self.path, exc) from None
+
     def _read_meta(self, key: bytes) -> bytes | None:
-        found: bytes | None = self._meta.get(key)
+        with self._told():
+            found: bytes | None = self._meta.get(key)
         return found
 
     def _read_many(self, keys: list[bytes]) -> list[bytes | None]:
@@ -104,9 +148,15 @@ class RocksStore(EngineStore):
             found: list[bytes | None] = self._data.get(keys)
         except (AttributeError, self._rocks.DbClosedError):
             raise ClosedError(f"{self.path}: the store is closed") from None
+        except Exception as exc:
+            if type(exc) is not Exception:
+                raise
+            raise _engine_error(self.path, exc) from None
         return found
 
     def _write(self, changes: Changes, meta: dict[bytes, bytes]) -> None:
+        if self._committer is not None:
+            self._committer.check()
         batch = self._rocks.WriteBatch(raw_mode=True)
         batch.set_default_column_family(self._data_handle)
         put, delete = batch.put, batch.delete
@@ -117,7 +167,18 @@ class RocksStore(EngineStore):
                 put(key, record)
         for key, value in meta.items():
             put(key, value, self._meta_handle)
-        self._db.write(batch, self._write_options)
+        with self._told():
+            self._db.write(batch, self._write_options)
+        if self._committer is not None:
+            self._committer.touch()
+
+    def _sync_log(self) -> int:
+        """Let everything applied so far survive a power cut."""
+        try:
+            self._db.flush_wal(True)
+        except Exception as exc:  # noqa: BLE001 - the binding raises plain Exception
+            raise _opening_error(self.path, exc) from None
+        return 0
 
     def _iterate(self, prefix: bytes, limit: int) -> Iterator[tuple[list[bytes], list[bytes]]]:
         reading = self._rocks.ReadOptions()
@@ -130,32 +191,67 @@ class RocksStore(EngineStore):
             rows = self._data.iter(reading)
         except (AttributeError, self._rocks.DbClosedError):
             raise ClosedError(f"{self.path}: the store is closed") from None
-        rows.seek(prefix)
-        keys: list[bytes] = []
-        records: list[bytes] = []
-        while rows.valid():
-            keys.append(rows.key())
-            records.append(rows.value())
-            if len(keys) == limit:
+        with self._told():
+            rows.seek(prefix)
+        while True:
+            keys: list[bytes] = []
+            records: list[bytes] = []
+            with self._told():
+                while len(keys) < limit and rows.valid():
+                    keys.append(rows.key())
+                    records.append(rows.value())
+                    rows.next()
+                if len(keys) < limit:
+                    rows.status()
+            if keys:
                 yield keys, records
-                keys, records = [], []
-            rows.next()
-        rows.status()
-        if keys:
-            yield keys, records
+            if len(keys) < limit:
+                return
 
     def _bytes(self) -> int:
-        disk = PosixDisk()
+        disk = disk_for(self.path)
         sizes = [found.size for name in disk.list(self.path) if (found := disk.stat(f"{self.path}/{name}"))]
         return sum(sizes)
 
+    def _own(self) -> Lock:
+        """Take the folder itself: RocksDB's own lock goes by its name, and in one process by nothing else."""
+        disk = disk_for(self.path)
+        with in_a_folder(self.path):
+            disk.make_folder(self.path)
+        try:
+            return disk.own(self.path)
+        except LockedError:
+            raise LockedError(f"{self.path}: another process or handle has this store open") from None
+
+    def _let_go(self) -> None:
+        held, self._lock = self._lock, None
+        if held is not None:
+            held.release()
+
+    def forked(self) -> None:
+        """Refuse to work in the child of a fork; the engine and its folder stay the parent's."""
+        super().forked()
+        self._let_go()
+
     def _release(self) -> None:
+        try:
+            if self._committer is not None:
+                self._committer.wait()
+                self._committer.close()
+        finally:
+            self._close_engine()
+
+    def _close_engine(self) -> None:
         data, meta, db = self._data, self._meta, self._db
         # every handle keeps the engine open, and with it its lock
         del self._data, self._meta, self._db, self._data_handle, self._meta_handle
-        data.close()
-        meta.close()
-        db.close()
+        try:
+            data.close()
+            meta.close()
+            db.close()
+        except Exception as exc:  # noqa: BLE001 - the binding raises plain Exception: its folder was moved, say
+            raise _opening_error(self.path, exc) from None
+        self._let_go()
 
     # --- Tuning: reasons in docs/howto/stores.md
 
@@ -220,6 +316,22 @@ def _import() -> Any:
     except ImportError:
         raise UnsupportedError("the rocksdb store needs rocksdict: pip install 'penstock[stores]'") from None
     return rocksdict
+
+
+def _engine_error(path: str, exc: Exception) -> Exception:
+    """Return the error of our tree for what the engine said of its files while it was open.
+
+    >>> _engine_error("fold", Exception("Corruption: block checksum mismatch: in fold/000009.sst offset 42 size 390"))
+    CorruptionError('fold/000009.sst', 42, 'block checksum mismatch: in fold/000009.sst offset 42 size 390')
+    """
+    text = str(exc)
+    if "Corruption" in text:
+        found = IN_FILE.search(text)
+        file, byte = (found[1], int(found[2])) if found else (path, 0)
+        return CorruptionError(file, byte, text.removeprefix("Corruption: "))
+    if os.strerror(errno.ENOSPC) in text:
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+    return OSError(f"{path}: {text}")
 
 
 def _opening_error(path: str, exc: Exception) -> Exception:

@@ -11,10 +11,11 @@ from types import TracebackType
 from typing import Final, Self
 
 from penstock.batch import UpdateBatch
-from penstock.disk import Disk, Handle, PosixDisk
+from penstock.disk import Disk, Handle, disk_for
+from penstock.disk.doors import refuse_folder
 from penstock.errors import ClosedError, LockedError, ReadOnlyError
 from penstock.kernel import Fold
-from penstock.store.logfile import LogFile, read_log
+from penstock.store.logfile import LogFile, check_mark, read_log, sidecar_of
 from penstock.store.pgss import HEADER, cursor_record, encode_updates
 from penstock.types import KvEntry, KvUpdate, VersionToken, WatchCursor
 
@@ -57,9 +58,12 @@ def load(path: str | os.PathLike[str], *, disk: Disk | None = None) -> Snapshot 
     >>> load("fold.snap", disk=MemoryDisk()) is None
     True
     """
-    disk, path = disk or PosixDisk(), os.fspath(path)
+    disk, path = disk or disk_for(path), os.fspath(path)
     found = disk.stat(path)
-    if found is None or not found.size:
+    if found is None:
+        return None
+    if not found.size:
+        check_mark(path, 0, sidecar_of(disk, path))
         return None
     state, _buffer = read_log(disk, path)  # refuses what cannot be read before anything is touched
     fold = state.fold
@@ -100,7 +104,9 @@ class SnapshotWriter(Handle):
         cls, path: str | os.PathLike[str], compact_threshold: int = 10_485_760, *, disk: Disk | None = None
     ) -> Self:
         """Open or create a log; a torn tail is taken out first, damage is refused."""
-        return cls(LogFile(disk or PosixDisk(), os.fspath(path), tidy=False), compact_threshold)
+        here, name = disk or disk_for(path), os.fspath(path)
+        refuse_folder(here, name, "an append log")
+        return cls(LogFile(here, name, tidy=False), compact_threshold)
 
     def write_update(self, update: KvUpdate | UpdateBatch) -> None:
         """Buffer one update, or a batch of them; what no reader would take is refused and changes nothing."""

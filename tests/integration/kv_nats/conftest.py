@@ -8,7 +8,7 @@ import pytest
 from nats_use import new_store
 
 from penstock.kv import NatsConnection, NatsOptions
-from penstock.kv.nats import NatsKvStore
+from penstock.kv.nats.bucket import NatsKvStore
 from penstock.testing.nats import NatsServer
 
 

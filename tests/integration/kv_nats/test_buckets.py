@@ -24,8 +24,8 @@ from penstock.errors import (
     UnsupportedError,
 )
 from penstock.kv import NatsConnection, StoreConfig, Watch
-from penstock.kv.nats import NatsKvStore
-from penstock.kv.nats_api import JetStream
+from penstock.kv.nats.api import JetStream
+from penstock.kv.nats.bucket import NatsKvStore
 from penstock.testing.kv_conformance import collect, quiet
 from penstock.types import KvUpdate, Op, VersionToken, WatchCursor
 
@@ -141,7 +141,7 @@ async def test_discard_policies_are_what_was_asked_for(connection: NatsConnectio
     for store in (new, old):
         assert store.config["allow_rollup_hdrs"] is True
         assert store.config["allow_direct"] is True
-        assert not store.config.get("allow_msg_ttl")
+        assert store.config["allow_msg_ttl"] is True
         assert store.config["storage"] == "file"
 
 
@@ -200,9 +200,9 @@ async def test_an_account_at_its_limit_of_streams_still_finds_its_bucket(
     monkeypatch.setattr(JetStream, "request", at_the_limit)
     if not exists:
         with pytest.raises(UnsupportedError, match="maximum number of streams"):
-            await connection.store(name)
+            await connection.store_with_config(StoreConfig(name=name))
         return
-    assert (await connection.store(name)).name == name
+    assert (await connection.store_with_config(StoreConfig(name=name))).name == name
 
 
 async def test_a_bucket_that_cannot_be_made_says_why(connection: NatsConnection) -> None:

@@ -11,7 +11,7 @@ from nats_use import WAIT_SECONDS, new_store
 
 from penstock.errors import NotConnected
 from penstock.kv import NatsConnection, NatsOptions
-from penstock.kv.nats_watch import NatsWatch
+from penstock.kv.nats.watch import NatsWatch
 from penstock.testing.kv_conformance import collect
 from penstock.testing.nats import NatsServer
 from penstock.testing.proxy import TcpProxy

@@ -13,10 +13,10 @@ from penstock.errors import (
     Timeout,
 )
 from penstock.kv import NatsConnection, NatsOptions
-from penstock.kv.nats import NatsKvStore
-from penstock.kv.nats_api import JetStream
-from penstock.kv.nats_lane import Lane
-from penstock.kv.nats_watch import NatsWatch
+from penstock.kv.nats.api import JetStream
+from penstock.kv.nats.bucket import NatsKvStore
+from penstock.kv.nats.lane import Lane
+from penstock.kv.nats.watch import NatsWatch
 from penstock.testing.kv_conformance import collect
 from penstock.testing.nats import NatsServer
 from penstock.testing.proxy import TcpProxy

@@ -17,8 +17,8 @@ from penstock.batch import UpdateBatch
 from penstock.errors import NotConnected, ReplacedError
 from penstock.fold import AppliedWatch, BatchConfig, WatchScope
 from penstock.kv import NatsConnection, NatsOptions, StoreConfig
-from penstock.kv.nats import NatsKvStore
-from penstock.kv.nats_watch import NatsWatch
+from penstock.kv.nats.bucket import NatsKvStore
+from penstock.kv.nats.watch import NatsWatch
 from penstock.testing.nats import NatsServer
 
 _spec = importlib.util.spec_from_file_location("fold_fakes", Path(__file__).parents[2] / "unit" / "fold" / "fakes.py")

@@ -15,8 +15,8 @@ from penstock.errors import (
 )
 from penstock.fold import WatchScope
 from penstock.kv import NatsConnection, StoreConfig
-from penstock.kv.nats import NatsKvStore
-from penstock.kv.nats_api import JetStream
+from penstock.kv.nats.api import JetStream
+from penstock.kv.nats.bucket import NatsKvStore
 from penstock.testing.kv_conformance import collect
 from penstock.types import WatchCursor
 

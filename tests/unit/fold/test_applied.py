@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import importlib.util
 import itertools
 import sys
@@ -14,7 +15,8 @@ import pytest
 from penstock.batch import UpdateBatch
 from penstock.errors import ClosedError, ExpiredError, NotConnected, OptionsError, RetryError, Timeout
 from penstock.fold import AppliedWatch, BatchConfig, WatchScope, watch_applied
-from penstock.types import KvUpdate, WatchCursor
+from penstock.store import AppendLogStore
+from penstock.types import KvUpdate, Op, WatchCursor
 
 _spec = importlib.util.spec_from_file_location("fold_fakes", Path(__file__).with_name("fakes.py"))
 assert _spec is not None
@@ -539,3 +541,86 @@ async def test_cancelling_a_fold_closes_its_watch() -> None:
 
 def test_deletes_have_no_version_of_their_own() -> None:
     assert not KvUpdate.delete("k").version.known
+
+
+# --- A store without room
+
+
+class FullStore(MemoryStore):  # type: ignore[misc]
+    """Has no room for so many applies."""
+
+    def __init__(self, full: int) -> None:
+        super().__init__()
+        self.full = full
+
+    def apply(self, updates: UpdateBatch, cursor: WatchCursor) -> None:
+        if self.full:
+            self.full -= 1
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super().apply(updates, cursor)
+
+
+async def test_a_store_without_room_is_waited_for_however_long_it_takes() -> None:
+    seen, store, watch = Seen(), FullStore(50), ScriptedWatch([put("a", 1)])
+    run = fold(watch, seen, store=store)
+    running = asyncio.create_task(run.run())
+    await until(lambda: run.failures > 20 or store.revision)
+    watch.feed(put("b", 2))
+    await until(lambda: store.revision == 2)
+    assert store.entries == {"a": b"v", "b": b"v"}
+    assert seen.reported == [2] or seen.reported == [1, 2]
+    watch.feed(None)
+    await running
+
+
+async def test_a_fold_told_to_stop_does_not_wait_for_room() -> None:
+    store, stop, watch = FullStore(1000), asyncio.Event(), ScriptedWatch([put("a", 1)])
+    run = fold(watch, Seen(), store=store, stop=stop)
+    running = asyncio.create_task(run.run())
+    await until(lambda: run.failures > 2)
+    stop.set()
+    with pytest.raises(RetryError, match="No space left"):
+        await running
+
+
+async def test_a_fold_without_a_store_is_repaired_with_a_reader_alone() -> None:
+    seen = Seen()
+    first = ScriptedWatch([put("stays", 1), put("gone", 2), EXPIRED])
+    second = ScriptedWatch([put("stays", 1), None])
+    watcher = ScriptedWatcher(resumed=first, full=second)
+    await fold(None, seen, watcher=watcher, reader=ListedReader(["stays"])).run()
+    assert seen.keys == ["stays", "gone", "gone", "stays"]
+
+
+# --- Options and memory
+
+
+async def test_options_are_keywords_and_a_name_that_does_not_exist_is_refused() -> None:
+    seen, watch = Seen(), ScriptedWatch([put("a", 1), None])
+    await AppliedWatch(ScriptedWatcher(resumed=watch), ALL, apply=seen.apply, window_seconds=0.0).run()
+    assert seen.keys == ["a"]
+    with pytest.raises(OptionsError, match="did you mean window_seconds"):
+        AppliedWatch(ScriptedWatcher(), ALL, apply=seen.apply, window_second=0.0)
+    with pytest.raises(OptionsError, match="not both"):
+        AppliedWatch(ScriptedWatcher(), ALL, apply=seen.apply, config=QUICK, max_updates=3)
+
+
+async def test_memory_is_filled_from_the_store_before_anything_new_is_applied(tmp_path: Path) -> None:
+    view: dict[str, bytes] = {}
+
+    def apply(batch: UpdateBatch) -> None:
+        for update in batch:
+            if update.op is Op.PUT:
+                view[update.key] = update.value
+            else:
+                del view[update.key]
+
+    with AppendLogStore.open(tmp_path / "fold.snap") as store:
+        store.apply([put("node.a", 1), put("node.b", 2), put("svc.x", 3)], WatchCursor.of(3))
+        watch = ScriptedWatch([put("node.c", 4), KvUpdate.delete("node.a", 5), None])
+        scope = WatchScope.of(["node.", "svc."])
+        cursor = await watch_applied(ScriptedWatcher(resumed=watch), scope, apply=apply, store=store, fill=True)
+        assert cursor == WatchCursor.of(5)
+        assert view == {entry.key: entry.value for entry in store.range()}
+    with pytest.raises(OptionsError, match="fill"):
+        AppliedWatch(ScriptedWatcher(), ALL, apply=apply, store=MemoryStore(), fill=True)

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from penstock.batch import Batch
 from penstock.disk import MemoryDisk
@@ -205,17 +204,32 @@ class Failing:
     """A store that refuses some applies."""
 
     def __init__(self, store: AppendLogStore, failures: int) -> None:
-        self._store, self.failures = store, failures
+        self._store, self.failures, self.error = store, failures, OSError(28, "No space left on device")
         self.path = store.path
 
     def apply(self, updates: Any, cursor: WatchCursor) -> None:
         if self.failures:
             self.failures -= 1
-            raise OSError(28, "No space left on device")
+            raise self.error
         self._store.apply(updates, cursor)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
+
+
+async def test_a_fold_told_to_stop_does_not_wait_for_room(tmp_path: Path) -> None:
+    with MessageLog.open(tmp_path / "log", ENVELOPES) as writer:
+        writer.append_many(numbered(0, 20))
+    stop = asyncio.Event()
+    with open_log(str(tmp_path / "log")) as log, AppendLogStore.open(tmp_path / "fold.snap") as store:
+        fold = Follow(log, Failing(store, 1 << 30), stop=stop)  # type: ignore[arg-type]
+        running = asyncio.create_task(fold.run())
+        async with asyncio.timeout(60):
+            while not fold.failures:
+                await asyncio.sleep(0.001)
+        stop.set()
+        await running
+        assert store.cursor().at_start
 
 
 async def test_a_batch_the_store_refused_is_not_passed(tmp_path: Path) -> None:
@@ -223,10 +237,10 @@ async def test_a_batch_the_store_refused_is_not_passed(tmp_path: Path) -> None:
         writer.append_many(numbered(0, 20))
     options = FollowOptions(retry_seconds=0)
     with open_log(str(tmp_path / "log")) as log, AppendLogStore.open(tmp_path / "fold.snap") as store:
-        failing: Any = Failing(store, 5)
+        failing: Any = Failing(store, 50)
         await follow(log, failing, once=True, options=options)
         assert contents(store) == folded(numbered(0, 20))
-        failing.failures = 100
+        failing.failures, failing.error = 100, OSError(5, "Input/output error")
         with MessageLog.open(tmp_path / "log", ENVELOPES) as writer:
             writer.append(envelope("more", b"1"))
         with pytest.raises(RetryError, match="16 times"):

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 from penstock.fold import BatchConfig, guards
-from penstock.kv import NatsOptions, StoreConfig, nats, nats_watch
+from penstock.kv import NatsOptions, StoreConfig
+from penstock.kv.nats import bucket as nats_bucket, watch as nats_watch
 from penstock.store import AppendLogOptions
 
 TABLES = json.loads((Path(__file__).parents[2] / "vectors" / "slipstream_kv" / "guards.json").read_text())
@@ -17,7 +18,7 @@ def test_the_numbers_are_those_of_the_reference() -> None:
     assert BatchConfig().window_seconds == 0.01
     assert nats_watch.IDLE_PROBE_SECONDS == 30.0
     assert nats_watch.HEARTBEAT_SECONDS == 5.0
-    assert nats.SCAN_INACTIVE_SECONDS == 300
+    assert nats_bucket.SCAN_INACTIVE_SECONDS == 300
     assert NatsOptions().operation_seconds == 30.0
     bucket = StoreConfig(name="b")
     assert (bucket.history, bucket.max_bytes, bucket.replicas, bucket.max_age_seconds) == (1, 10_485_760, 1, 0)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from penstock.disk import MemoryDisk
 from penstock.errors import (
@@ -24,10 +22,13 @@ from penstock.errors import (
     ReplacedError,
     RevisionMismatch,
 )
-from penstock.kv import EmbeddedConnection, EmbeddedKvStore, EmbeddedOptions, StoreConfig, embedded, embedded_bucket
-from penstock.kv.embedded_bucket import TURNS, Bucket
-from penstock.kv.embedded_plan import Change
+from penstock.kv import EmbeddedConnection, EmbeddedKvStore, EmbeddedOptions, StoreConfig
+from penstock.kv.embedded.bucket import COLUMNS, TURNS, Bucket
+from penstock.kv.embedded.plan import Change
+from penstock.log.detect import open_log
+from penstock.log.envelope import open_envelopes
 from penstock.store import open_store
+from penstock.testing.clock import FakeClock
 from penstock.testing.kv_conformance import collect, quiet, short
 from penstock.types import Op, VersionToken, WatchCursor
 
@@ -71,7 +72,7 @@ async def test_compare_and_set_holds_between_processes(tmp_path: Path) -> None:
 
 async def test_a_watch_sees_what_another_process_writes(tmp_path: Path) -> None:
     async with EmbeddedConnection(tmp_path, PLAIN) as one, EmbeddedConnection(tmp_path, PLAIN) as two:
-        ours, theirs = await one.store("b"), await two.store("b")
+        ours, theirs = await new(one), await two.store("b")
         async with await theirs.watcher.watch_prefix("node.") as watch:
             await ours.writer.put_many([("node.a", b"1"), ("svc.a", b"2"), ("node.b", b"3")])
             assert [update.key for update in await collect(watch, 2)] == ["node.a", "node.b"]
@@ -118,69 +119,66 @@ async def test_a_purge_hides_the_history_before_it(connection: EmbeddedConnectio
 # --- Time to live
 
 
-async def test_a_key_that_expires_is_purged_where_watches_see_it(connection: EmbeddedConnection) -> None:
-    store = await new(connection)
-    async with await store.watcher.watch_all() as watch:
-        await store.writer.put_with_ttl("lease", b"me", 0.05)
-        assert short(await collect(watch, 2)) == [("put", "lease", b"me"), ("purge", "lease", b"")]
-    assert await store.reader.entry("lease") is None
-    await store.writer.create("lease", b"you")
-
-
-async def test_a_key_written_again_does_not_expire(connection: EmbeddedConnection) -> None:
-    store = await new(connection)
-    await store.writer.put_with_ttl("lease", b"me", 0.05)
-    await store.writer.put("lease", b"for good")
-    async with await store.watcher.watch_all() as watch:
-        assert short(await collect(watch, 1)) == [("put", "lease", b"for good")]
-        assert await quiet(watch, 0.15)
-    found = await store.reader.get("lease")
-    assert found is not None
-
-
-class Clock:
-    """The time of buckets, which goes on when it is told to."""
-
-    def __init__(self) -> None:
-        self.ahead_ns = 0
-        self.monotonic = time.monotonic
-
-    def time_ns(self) -> int:
-        return time.time_ns() + self.ahead_ns
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    for module in (embedded, embedded_bucket):
-        monkeypatch.setattr(module, "time", made)
-    return made
+async def timed(tmp_path: Path, clock: FakeClock) -> AsyncIterator[EmbeddedKvStore]:
+    async with EmbeddedConnection(tmp_path / "timed", PLAIN, clock=clock) as connection:
+        yield await new(connection)
 
 
-async def test_a_lease_is_taken_only_when_it_ends(tmp_path: Path, clock: Clock) -> None:
-    async with EmbeddedConnection(tmp_path, PLAIN) as one, EmbeddedConnection(tmp_path, PLAIN) as two:
+async def test_a_key_that_expires_is_purged_where_watches_see_it(timed: EmbeddedKvStore, clock: FakeClock) -> None:
+    async with await timed.watcher.watch_all() as watch:
+        await timed.writer.put_with_ttl("lease", b"me", 5.0)
+        assert short(await collect(watch, 1)) == [("put", "lease", b"me")]
+        clock.pass_(5.0)
+        assert short(await collect(watch, 1)) == [("purge", "lease", b"")]
+    assert await timed.reader.entry("lease") is None
+    await timed.writer.create("lease", b"you")
+
+
+async def test_a_key_written_again_does_not_expire(timed: EmbeddedKvStore, clock: FakeClock) -> None:
+    await timed.writer.put_with_ttl("lease", b"me", 5.0)
+    await timed.writer.put("lease", b"for good")
+    clock.pass_(6.0)
+    async with await timed.watcher.watch_all() as watch:
+        assert short(await collect(watch, 1)) == [("put", "lease", b"for good")]
+        await timed.writer.put("next", b"1")
+        assert short(await collect(watch, 1)) == [("put", "next", b"1")]  # and no purge before it
+    found = await timed.reader.get("lease")
+    assert found is not None
+
+
+async def test_a_lease_is_taken_only_when_it_ends(tmp_path: Path, clock: FakeClock) -> None:
+    async with (
+        EmbeddedConnection(tmp_path, PLAIN, clock=clock) as one,
+        EmbeddedConnection(tmp_path, PLAIN, clock=clock) as two,
+    ):
         ours, theirs = await one.store("b"), await two.store("b")
         await ours.writer.put_with_ttl("lease", b"me", 3600)
         with pytest.raises(AlreadyExists):
             await theirs.writer.create("lease", b"you")
-        clock.ahead_ns = 3600 * 10**9
+        clock.pass_(3600.0)
         await theirs.writer.create("lease", b"you")
         found = await ours.reader.get("lease")
         assert found is not None
         assert found.value == b"you"
 
 
-async def test_an_expiry_survives_checkpoint_and_restart(tmp_path: Path, clock: Clock) -> None:
+async def test_an_expiry_survives_checkpoint_and_restart(tmp_path: Path, clock: FakeClock) -> None:
     options = EmbeddedOptions(sync="none", checkpoint_bytes=1)
-    async with EmbeddedConnection(tmp_path, options) as connection:
+    async with EmbeddedConnection(tmp_path, options, clock=clock) as connection:
         store = await connection.store("b")
         await store.writer.put_with_ttl("lease", b"me", 3600)
         await store.writer.put("other", b"1" * 200)
-    async with EmbeddedConnection(tmp_path, options) as connection:
+    async with EmbeddedConnection(tmp_path, options, clock=clock) as connection:
         store = await connection.store("b")
         assert store.bucket.stat()["checkpoint"] == 1  # so the time is known from expiry.json alone
         assert await store.reader.get("lease") is not None
-        clock.ahead_ns = 3600 * 10**9
+        clock.pass_(3600.0)
         async with await store.watcher.watch_all_from(WatchCursor.of(2)) as watch:
             assert short(await collect(watch, 1)) == [("purge", "lease", b"")]
         assert await store.reader.keys() == ["other"]
@@ -210,18 +208,19 @@ async def test_retention_by_bytes_expires_cursors_and_no_key(connection: Embedde
         assert len(await watch.next_batch()) > 0
 
 
-async def test_retention_by_age_expires_cursors_and_no_key(connection: EmbeddedConnection) -> None:
-    store = await new(connection, max_age_seconds=0.2)
-    first = await store.writer.put("first", b"stays")
-    await store.writer.put("second", b"stays")
-    await asyncio.sleep(0.3)
-    last = await store.writer.put("third", b"new")
-    with pytest.raises(ExpiredError) as caught:
-        await store.watcher.watch_all_from(WatchCursor(first))
-    assert (caught.value.position, caught.value.first) == (1, 3)
-    async with await store.watcher.watch_all_from(WatchCursor(last)) as watch:
-        assert watch.hydrated
-    assert sorted(await store.reader.keys()) == ["first", "second", "third"]
+async def test_retention_by_age_expires_cursors_and_no_key(tmp_path: Path, clock: FakeClock) -> None:
+    async with EmbeddedConnection(tmp_path, PLAIN, clock=clock) as connection:
+        store = await new(connection, max_age_seconds=3600)
+        first = await store.writer.put("first", b"stays")
+        await store.writer.put("second", b"stays")
+        clock.pass_(3700.0)
+        last = await store.writer.put("third", b"new")
+        with pytest.raises(ExpiredError) as caught:
+            await store.watcher.watch_all_from(WatchCursor(first))
+        assert (caught.value.position, caught.value.first) == (1, 3)
+        async with await store.watcher.watch_all_from(WatchCursor(last)) as watch:
+            assert watch.hydrated
+        assert sorted(await store.reader.keys()) == ["first", "second", "third"]
 
 
 async def test_a_watch_that_retention_overtakes_is_told(connection: EmbeddedConnection) -> None:
@@ -307,7 +306,7 @@ async def test_a_bucket_that_was_removed_is_noticed(tmp_path: Path) -> None:
 async def test_a_watch_of_a_closed_bucket_says_so(tmp_path: Path) -> None:
     connection = EmbeddedConnection(tmp_path, PLAIN)
     await connection.connect()
-    store = await connection.store("b")
+    store = await new(connection)
     watch = await store.watcher.watch_all()
     waiting = asyncio.create_task(watch.next_batch())
     await asyncio.sleep(0.02)
@@ -391,7 +390,7 @@ def test_turns_do_to_a_bucket_what_they_do_to_a_dict(turns: list[Turn], checkpoi
 def test_the_clock_of_a_lease_is_the_machines() -> None:
     disk = MemoryDisk()
     bucket = Bucket.open("b", StoreConfig(name="b"), PLAIN, disk=disk)
-    bucket.commit([Change("put", "late", b"1", expires_ns=time.time_ns() - 1)])
+    bucket.commit([Change("put", "late", b"1", ttl_ns=1)])
     assert bucket.entry("late") is None
     assert bucket.commit([Change("create", "late", b"2")]) == [3]
     bucket.close()
@@ -401,12 +400,13 @@ def test_a_write_on_the_event_loop_waits_for_nothing() -> None:
     disk = MemoryDisk()
     one, two = (Bucket.open("b", StoreConfig(name="b"), PLAIN, disk=disk) for _ in range(2))
     put = [Change("put", "k", b"1")]
-    assert one.commit_now(put) is None  # the first segment has to be made
+    assert one.commit_now(put) is None  # the log has to be opened and its first segment made
     assert one.commit(put) == [1]
     assert one.commit_now(put) == [2]
     assert two.commit_now(put) is None  # it has to catch up first
     assert two.commit(put) == [3]
     assert two.commit_now([Change("put", "k", bytes(100_000))]) is None
+    assert one._log is not None
     with one._log.turn():
         assert two.commit_now(put) is None
     assert two.commit_now(put) == [4]
@@ -437,7 +437,7 @@ async def test_writes_of_one_moment_share_a_turn_and_a_lone_one_needs_no_thread(
     assert len(await store.reader.keys("k.")) == 100
 
 
-async def test_who_goes_away_takes_no_write_of_others_along(connection: EmbeddedConnection) -> None:
+async def test_cancelling_one_caller_leaves_the_batched_writes_of_others_intact(connection: EmbeddedConnection) -> None:
     store = await new(connection)
     await store.writer.put("a", b"0")
     first, *others = (asyncio.create_task(store.writer.put(f"k.{n}", b"v")) for n in range(4))
@@ -465,3 +465,42 @@ async def test_a_head_ahead_of_the_log_does_no_harm(connection: EmbeddedConnecti
         assert await quiet(watch, 0.05)
         await store.writer.put("b", b"2")
         assert short(await collect(watch, 1)) == [("put", "b", b"2")]
+
+
+async def test_whoever_has_a_bucket_open_that_another_deletes_is_told(tmp_path: Path) -> None:
+    async with EmbeddedConnection(tmp_path, PLAIN) as ours, EmbeddedConnection(tmp_path, PLAIN) as theirs:
+        store = await new(ours)
+        await store.writer.put("a", b"1")
+        watch = await store.watcher.watch_all()
+        await collect(watch, 1)
+        waiting = asyncio.create_task(watch.next_batch())
+        assert await theirs.delete("b")
+        assert not (tmp_path / "b").exists()
+        with pytest.raises(ReplacedError):
+            await asyncio.wait_for(waiting, 60)
+        with pytest.raises(ReplacedError):
+            await store.writer.put("a", b"2")
+        with pytest.raises(ReplacedError):
+            await store.reader.scan()
+        assert await ours.buckets() == []
+        again = await new(ours)
+        assert await again.reader.keys() == []
+        assert (await again.writer.put("a", b"3")).as_int() == 1
+
+
+async def test_a_run_of_puts_long_enough_for_columns_leaves_the_same_records(tmp_path: Path) -> None:
+    """Promise: how many puts share a turn shows in no record."""
+    items = [(f"node.{number}", b"v" * (number % 7 + 1)) for number in range(COLUMNS + 1)]
+    async with EmbeddedConnection(tmp_path, sync="none") as connection:
+        store = await connection.store("b")
+        assert len(await store.writer.put_many(items)) == len(items)
+        for key, value in items[:3]:
+            await store.writer.put(key, value)
+        assert {entry.key: entry.value for entry in await store.reader.scan()} == dict(items)
+    with open_log(f"{tmp_path}/b/log") as log:
+        batch = open_envelopes(log.read(1, 10_000))
+    again = len(items)
+    assert [(row["key"], row["payload"], row["op"]) for row in batch.to_pylist()][again:] == [
+        (row["key"], row["payload"], row["op"]) for row in batch.to_pylist()
+    ][:3]
+    assert [row["key"].decode() for row in batch.to_pylist()][:again] == [key for key, _ in items]

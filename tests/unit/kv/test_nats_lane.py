@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from nats.errors import ProtocolError
 from nats.protocol.parser import Parser
 
-from penstock.kv.nats_lane import Inbox, Lane, lane_of
+from penstock.kv.nats.lane import Inbox, Lane, lane_of
 
 
 class Client:

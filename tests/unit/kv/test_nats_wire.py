@@ -12,7 +12,7 @@ import pytest
 from penstock.errors import OptionsError
 from penstock.kernel import natswire
 from penstock.kernel.twin import natswire as twin
-from penstock.kv.nats_wire import (
+from penstock.kv.nats.wire import (
     ack_sequence,
     bucket_body,
     classify_create,
@@ -66,7 +66,7 @@ def test_the_plain_creation_has_the_fields_of_the_reference() -> None:
     config = StoreConfig(name="b", history=3, max_age_seconds=1e30, discard="old", replicas=3, storage="memory")
     assert bucket_body(config, deny_delete=False) == {
         "name": "KV_b", "subjects": ["$KV.b.>"], "max_msgs_per_subject": 3, "max_bytes": 10485760,
-        "max_age": (1 << 63) - 1, "storage": "file", "allow_rollup_hdrs": True, "deny_delete": False,
+        "max_age": (1 << 63) - 1, "storage": "memory", "allow_rollup_hdrs": True, "deny_delete": False,
         "deny_purge": False, "allow_direct": True, "discard": "old", "num_replicas": 3, "retention": "limits",
     }  # fmt: skip
 

@@ -7,14 +7,16 @@ import random
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from penstock.batch import UpdateBatch
 from penstock.disk import FaultyDisk, MemoryDisk
 from penstock.errors import ClosedError, LockedError, OptionsError
-from penstock.kernel import Fold
-from penstock.store import AppendLogOptions, AppendLogStore, SnapshotWriter, digest_entries, load
+from penstock.kernel import Fold, native
+from penstock.store import AppendLogOptions, AppendLogStore, SnapshotWriter, digest_entries, load, logfile
 from penstock.testing.log_conformance import fingerprints
 from penstock.types import KvUpdate, WatchCursor
 
@@ -261,8 +263,7 @@ def test_an_empty_file_is_no_store_for_a_reader_and_a_new_one_for_an_owner() -> 
 def test_a_store_works_without_the_compiled_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     from penstock import kernel
     from penstock.kernel.twin import foldindex, pgss
-    from penstock.store import appendlog, logfile
-    from penstock.store import pgss as format_module
+    from penstock.store import appendlog, logfile, pgss as format_module
 
     monkeypatch.setattr(kernel, "native", False)
     for module in (appendlog, logfile, format_module):
@@ -322,3 +323,32 @@ def test_many_keys_written_again_and_deleted_fold_to_the_same_as_a_dict() -> Non
         expected = {key: value for key, value in expected.items() if value is not None}
         assert {entry.key: entry.value for entry in store.range()} == expected
         assert list(store.verify()) == []
+
+
+def test_a_rewrite_between_the_two_halves_of_a_sort_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with AppendLogStore.open(tmp_path / "fold.snap", sync="none") as store:
+        keys = [f"key{number * 7919 % 20_000:05}" for number in range(20_000)]
+        store.apply([KvUpdate.put(key, b"v", 1) for key in keys], WatchCursor.of(1))
+        assert len(store.range()) == 20_000  # it is in order once, as the index of a rewrite is
+        store.apply([KvUpdate.delete(key) for key in keys[:15_000]], WatchCursor.of(2))
+        real, calls = logfile.pgss.sort_records, []
+
+        def sort_records(*arguments: Any) -> None:
+            real(*arguments)
+            if not calls:
+                calls.append(True)
+                store.compact()  # another thread's; it replaces the index
+
+        monkeypatch.setattr(logfile.pgss, "sort_records", sort_records)
+        store.apply([KvUpdate.put(key, b"w", 2) for key in keys[:9000]], WatchCursor.of(3))
+        assert [entry.key for entry in store.range()] == sorted({*keys[15_000:], *keys[:9000]})
+        assert calls
+        assert list(store.verify()) == []
+
+
+@pytest.mark.skipif(not native, reason="the twin keeps no slots")
+def test_slots_of_another_index_are_refused() -> None:
+    with pytest.raises(ValueError, match="of another index"):
+        Fold().adopt(np.arange(3, dtype=np.uint32))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,9 @@ from penstock.store import (
     RocksStore,
     detect_backend,
     digest_entries,
+    lightning as lightning_module,
     open_store,
 )
-from penstock.store import lightning as lightning_module
 from penstock.types import KvUpdate, WatchCursor
 
 ENGINES = pytest.mark.parametrize("kind", [RocksStore, LmdbStore])
@@ -78,7 +79,7 @@ def test_a_missing_package_is_named(tmp_path: Path, kind: Any, monkeypatch: pyte
 
 @pytest.mark.parametrize(
     ("kind", "options"),
-    [(RocksStore, RocksOptions(running_digest=False)), (LmdbStore, LmdbOptions(running_digest=False, sync=False))],
+    [(RocksStore, RocksOptions(running_digest=False)), (LmdbStore, LmdbOptions(running_digest=False, sync="none"))],
 )
 def test_without_a_running_digest_count_and_digest_are_computed_when_asked_for(
     tmp_path: Path, kind: Any, options: Any
@@ -95,7 +96,7 @@ def test_without_a_running_digest_count_and_digest_are_computed_when_asked_for(
 
 
 def test_the_map_of_lmdb_grows_by_itself(tmp_path: Path) -> None:
-    with LmdbStore.open(tmp_path / "fold", LmdbOptions(map_bytes=65536, sync=False)) as store:
+    with LmdbStore.open(tmp_path / "fold", LmdbOptions(map_bytes=65536, sync="none")) as store:
         for start in range(0, 5000, 500):
             store.apply(puts(start, start + 500), WatchCursor.of(start))
         assert store.count() == 5000
@@ -108,7 +109,7 @@ def test_a_full_map_under_an_open_scan_says_so_and_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lightning_module, "GROW_SECONDS", 0.05)
-    with LmdbStore.open(tmp_path / "fold", LmdbOptions(map_bytes=1 << 20, sync=False)) as store:
+    with LmdbStore.open(tmp_path / "fold", LmdbOptions(map_bytes=1 << 20, sync="none")) as store:
         store.apply(puts(0, 100), WatchCursor.of(1))
         scan = store.scan(limit=10)
         next(scan)
@@ -129,11 +130,63 @@ def test_lmdb_names_the_key_it_cannot_hold(tmp_path: Path) -> None:
 
 
 def test_a_rocksdb_store_is_synced_when_asked_for(tmp_path: Path) -> None:
-    with RocksStore.open(tmp_path / "fold", RocksOptions(sync=True, cache_bytes=0)) as store:
+    with RocksStore.open(tmp_path / "fold", RocksOptions(sync="always", cache_bytes=0)) as store:
         assert store._write_options.sync
         store.apply(puts(0, 3), WatchCursor.of(3))
         store.settle()
         assert store.count() == 3
+
+
+def test_a_rocksdb_store_is_synced_within_its_interval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced, sync = threading.Semaphore(0), RocksStore._sync_log
+
+    def noted(store: RocksStore) -> int:
+        done = sync(store)
+        synced.release()
+        return done
+
+    monkeypatch.setattr(RocksStore, "_sync_log", noted)
+    with RocksStore.open(tmp_path / "fold", sync="interval", sync_seconds=0.01) as store:
+        assert not store._write_options.sync
+        store.apply(puts(0, 3), WatchCursor.of(3))
+        assert synced.acquire(timeout=60)
+        store.apply(puts(0, 4), WatchCursor.of(4))
+    assert synced.acquire(timeout=60)  # by the interval, or because it was closed
+
+
+def test_a_store_that_cannot_sync_says_so_before_the_next_apply(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = threading.Semaphore(0)
+
+    def fail(_: RocksStore) -> int:
+        failed.release()
+        raise OSError(5, "Input/output error")
+
+    store = RocksStore.open(tmp_path / "fold", sync="interval", sync_seconds=0.01)
+    monkeypatch.setattr(store._committer, "_sync", lambda: fail(store))
+    store.apply(puts(0, 3), WatchCursor.of(3))
+    assert failed.acquire(timeout=60)
+    with pytest.raises(OSError, match="Input/output error"):
+        apply_until_told(store)
+    with pytest.raises(OSError, match="Input/output error"):
+        store.close()
+    with RocksStore.open(tmp_path / "fold") as again:  # and it was let go of
+        assert again.count() in (3, 4)
+
+
+def apply_until_told(store: RocksStore) -> None:
+    while True:
+        store.apply(puts(0, 4), WatchCursor.of(4))
+
+
+def test_engines_spell_sync_modes_as_everything_else_does() -> None:
+    assert [RocksOptions(sync=True).sync, RocksOptions(sync=False).sync] == ["always", "none"]  # type: ignore[arg-type]
+    assert [LmdbOptions(sync=True).sync, LmdbOptions(sync=False).sync] == ["always", "none"]  # type: ignore[arg-type]
+    with pytest.raises(OptionsError, match="sync='sometimes': must be one of none, interval, always"):
+        RocksOptions(sync="sometimes")  # type: ignore[arg-type]
+    with pytest.raises(OptionsError, match="sync='interval': must be none or always"):
+        LmdbOptions(sync="interval")
 
 
 def test_rocksdb_is_tuned_and_every_family_can_be_read_by_the_original(tmp_path: Path) -> None:
@@ -184,3 +237,15 @@ def test_a_folder_of_rubbish_is_refused_by_name(tmp_path: Path) -> None:
         (tmp_path / name / file).write_bytes(b"rubbish" * 3000)
         with pytest.raises((CorruptionError, UnsupportedError, OSError), match=name):
             open_store(tmp_path / name)
+
+
+def test_damage_of_a_rocksdb_file_is_named_with_its_byte(tmp_path: Path) -> None:
+    with RocksStore.open(tmp_path / "fold", RocksOptions(cache_bytes=0)) as store:
+        store.apply(puts(0, 300), WatchCursor.of(300))
+        store.settle()
+    for file in (tmp_path / "fold").glob("*.sst"):
+        data = bytearray(file.read_bytes())
+        data[20] ^= 0xFF
+        file.write_bytes(data)
+    with pytest.raises(CorruptionError, match=r"\.sst at byte 0: block checksum mismatch"):
+        RocksStore.open(tmp_path / "fold", RocksOptions(cache_bytes=0)).get("k00001")

@@ -11,11 +11,13 @@ What must stay true:
    removed unseen.
 4. Flow control is answered when the caller comes back for more, so a slow caller makes the server wait and
    the memory in between is bounded by the server's window.
+5. A server that is not heard from is away: ``in_touch`` and the log say so, at the latest after two heartbeats.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -24,16 +26,21 @@ from numpy.typing import NDArray
 
 from penstock.batch import UpdateBatch
 from penstock.errors import ExpiredError, NotConnected, OptionsError, ReplacedError, RetryError
-from penstock.kv.nats_api import JetStream, StreamInfo
-from penstock.kv.nats_lane import LOOK_SECONDS, Inbox, open_inbox
-from penstock.kv.nats_wire import FOREIGN, NS_PER_S, Decoded, decode_messages, says_expired
+from penstock.kv.nats.api import JetStream, StreamInfo
+from penstock.kv.nats.lane import CLOSED_LOOK_SECONDS, Inbox, open_inbox
+from penstock.kv.nats.wire import FOREIGN, NS_PER_S, Decoded, decode_messages, says_expired
 from penstock.kv.roles import Watch
 from penstock.kv.window import resume_start, resume_window_ok
 
 __all__ = ["NatsWatch", "EndedWatch"]
 
+_log = logging.getLogger("penstock.kv")
+
 HEARTBEAT_SECONDS: Final = 5.0
+SILENT_HEARTBEATS: Final = 2
+"""After so many heartbeats that did not come the server counts as away."""
 MISSED_HEARTBEATS: Final = 3
+"""After so many the consumer is made again."""
 IDLE_PROBE_SECONDS: Final = 30.0
 INACTIVE_SECONDS: Final = 30.0
 RETRY_SECONDS: Final = 0.2
@@ -96,6 +103,7 @@ class NatsWatch(Watch):
         self._broken = False
         self._reconnects = 0
         self._heard_at = self._probed_at = 0.0
+        self._away_since: float | None = None
         self._closed = False
         self.resets = 0
         """How many times the consumer had to be made again."""
@@ -109,6 +117,14 @@ class NatsWatch(Watch):
     def lag(self) -> int | None:
         """Changes the server still had for this watch at the last delivery."""
         return self._lag
+
+    @property
+    def in_touch(self) -> bool:
+        """Whether the server has been heard from lately: the connection stands, and heartbeats come."""
+        try:
+            return self._away_since is None and bool(self._api.client().is_connected)
+        except NotConnected:
+            return False
 
     @property
     def progress(self) -> int:
@@ -224,7 +240,7 @@ class NatsWatch(Watch):
                 return b""
             await self._pay()
             try:
-                data = await inbox.take(min(LOOK_SECONDS, self._heartbeat_seconds))
+                data = await inbox.take(min(CLOSED_LOOK_SECONDS, self._heartbeat_seconds))
             except NotConnected:
                 if self._inbox is None:  # it was closed by aclose
                     return b""
@@ -234,7 +250,10 @@ class NatsWatch(Watch):
                 self._broken = True  # what the server sent in between is lost
             if data:
                 self._heard_at = now
+                self._is_back(now)
                 return data
+            if not client.is_connected or now - self._heard_at > SILENT_HEARTBEATS * self._heartbeat_seconds:
+                self._is_away(now)
             if client.is_connected and now - self._heard_at > MISSED_HEARTBEATS * self._heartbeat_seconds:
                 self._broken = True
             if self._broken:
@@ -358,10 +377,23 @@ class NatsWatch(Watch):
                     if not fresh:
                         self._check(await self._api.info(), delivered)
                     self.resets += 1
+                    self._is_back(asyncio.get_running_loop().time())
                     return
             except RetryError:
                 await self._drop()  # the consumer may be there and its check not
+            self._is_away(asyncio.get_running_loop().time())
             await asyncio.sleep(RETRY_SECONDS)
+
+    def _is_away(self, now: float) -> None:
+        if self._away_since is None:
+            self._away_since = min(now, self._heard_at)
+            silent = now - self._heard_at
+            _log.warning("nats: %s: the server is away, last heard from %.1f s ago", self._api.stream, silent)
+
+    def _is_back(self, now: float) -> None:
+        if self._away_since is not None:
+            away, self._away_since = now - self._away_since, None
+            _log.warning("nats: %s: the server is back after %.1f s", self._api.stream, away)
 
     async def _drop(self) -> None:
         inbox, self._inbox = self._inbox, None

@@ -7,12 +7,12 @@ import weakref
 from collections import deque
 from typing import Any, Final
 
+from penstock.disk import in_disk_thread
 from penstock.errors import PenstockError
-from penstock.kv.embedded_bucket import Bucket
-from penstock.kv.embedded_plan import Change
-from penstock.kv.executor import in_disk_thread
+from penstock.kv.embedded.bucket import Bucket
+from penstock.kv.embedded.plan import Change
 
-__all__ = ["Turns", "CHANGES_A_TURN"]
+__all__ = ["ChangeTurns", "CHANGES_A_TURN"]
 
 CHANGES_A_TURN: Final = 4096
 """The most changes of one turn, unless one call asks for more."""
@@ -23,7 +23,7 @@ WRITES_IN_A_ROW: Final = 8
 Outcomes = list[int | PenstockError]
 
 
-class Turns:
+class ChangeTurns:
     """Gathers the changes of many tasks into turns; used on one event loop.
 
     Who asks while nobody is at it lets the others of the same moment join, which takes one round of the loop.  If

@@ -17,7 +17,6 @@ decoded many at a time by the kernel (kernel/natswire.pyx), straight into the co
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -27,8 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.batch import Spans, UpdateBatch
-from penstock.errors import OptionsError
 from penstock.kernel import natswire
+from penstock.kv.keys import check_prefix
 from penstock.kv.roles import StoreConfig
 
 __all__ = [
@@ -37,7 +36,6 @@ __all__ = [
     "encode_message",
     "parse_headers",
     "ack_sequence",
-    "check_key",
     "filters_of",
     "bucket_body",
     "classify_create",
@@ -49,8 +47,9 @@ PUT, DELETE, PURGE, OTHER, CONTROL, FOREIGN = range(6)
 
 INT64_MAX: Final = (1 << 63) - 1
 NS_PER_S: Final = 1_000_000_000
+MARKER_SECONDS: Final = 365 * 24 * 3600
+"""How long the marker of a key that ran out stays: a watch that was away for less hears of it."""
 
-_KEY = re.compile(r"[-/_=.A-Za-z0-9]+\Z")
 _EXPIRED_TEXTS = ("start sequence", "first sequence", "sequence not found", "too old")
 
 
@@ -173,20 +172,6 @@ def ack_sequence(subject: str) -> int | None:
 # --- Keys and filters
 
 
-def check_key(key: str) -> str:
-    """Return the key, or raise OptionsError for one no subject can carry.
-
-    >>> check_key("node.a")
-    'node.a'
-    >>> check_key("node.*")
-    Traceback (most recent call last):
-    penstock.errors.OptionsError: key 'node.*': letters, digits and -/_=. only, no dot at an end, no two in a row
-    """
-    if not _KEY.match(key) or key.startswith(".") or key.endswith(".") or ".." in key:
-        raise OptionsError(f"key {key!r}: letters, digits and -/_=. only, no dot at an end, no two in a row")
-    return key
-
-
 def filters_of(bucket: str, prefixes: Sequence[str]) -> list[str]:
     """Return the subjects of these prefixes; one that another covers is left out.
 
@@ -197,10 +182,7 @@ def filters_of(bucket: str, prefixes: Sequence[str]) -> list[str]:
     penstock.errors.OptionsError: prefix 'node': must be empty or end in a dot
     """
     for prefix in prefixes:
-        if prefix:
-            if not prefix.endswith("."):
-                raise OptionsError(f"prefix {prefix!r}: must be empty or end in a dot")
-            check_key(prefix[:-1])
+        check_prefix(prefix)
     wide = [one for one in prefixes if not any(one != other and one.startswith(other) for other in prefixes)]
     return [f"$KV.{bucket}.{prefix}>" for prefix in dict.fromkeys(wide)]
 
@@ -210,19 +192,23 @@ def filters_of(bucket: str, prefixes: Sequence[str]) -> list[str]:
 CreateOutcome = tuple[Literal["created", "exists", "limit", "failed"], int, str]
 
 
-def bucket_body(config: StoreConfig, *, deny_delete: bool) -> dict[str, Any]:
+def bucket_body(config: StoreConfig, *, deny_delete: bool, ttl: bool = False) -> dict[str, Any]:
     """Return the stream of a bucket as the server wants it described.
+
+    With ``ttl`` single messages may have a time to live, and the server (2.11 and later) leaves a marker where a key
+    ran out or went by age, so that watches hear of it.
 
     >>> bucket_body(StoreConfig(name="b"), deny_delete=False)["subjects"]
     ['$KV.b.>']
     """
+    times = {"allow_msg_ttl": True, "subject_delete_marker_ttl": MARKER_SECONDS * NS_PER_S} if ttl else {}
     return {
         "name": f"KV_{config.name}",
         "subjects": [f"$KV.{config.name}.>"],
         "max_msgs_per_subject": config.history,
         "max_bytes": config.max_bytes,
         "max_age": min(int(config.max_age_seconds * NS_PER_S), INT64_MAX),
-        "storage": "file",
+        "storage": config.storage,
         "allow_rollup_hdrs": True,
         "deny_delete": deny_delete,
         "deny_purge": False,
@@ -230,6 +216,7 @@ def bucket_body(config: StoreConfig, *, deny_delete: bool) -> dict[str, Any]:
         "discard": config.discard,
         "num_replicas": config.replicas,
         "retention": "limits",
+        **times,
     }
 
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import contextlib
 import logging
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, Final
-from urllib.parse import unquote, urlsplit, urlunsplit
 
 from penstock.errors import NotConnected, OptionsError, PenstockError, ReplacedError, RetryError, UnsupportedError
-from penstock.kv.nats import NatsKvStore
-from penstock.kv.nats_api import OPERATION_SECONDS, JetStream
-from penstock.kv.nats_lane import lane_of
-from penstock.kv.nats_wire import bucket_body, classify_create
-from penstock.kv.roles import Connection, ConnectionCapabilities, StoreConfig
+from penstock.kv.nats.api import OPERATION_SECONDS, JetStream
+from penstock.kv.nats.bucket import NatsKvStore
+from penstock.kv.nats.lane import lane_of
+from penstock.kv.nats.options import NatsOptions, new_client
+from penstock.kv.nats.wire import bucket_body, classify_create
+from penstock.kv.roles import ConnectionCapabilities, KvConnection, StoreConfig
+from penstock.options import options_from, shows_options
 
 __all__ = ["NatsOptions", "NatsConnection", "nats_connect"]
 
@@ -26,86 +25,12 @@ RECONNECT_SECONDS: Final = 0.25
 ANSWER_SECONDS: Final = 2.0
 """How long a server has to answer when it is dialled again; the first time it has a share of ``operation_seconds``."""
 UNANSWERED_PINGS: Final = 2
+STREAM: Final = "KV_"
+TTL_SINCE: Final = (2, 11)
 CAPABILITIES: Final = ConnectionCapabilities(streaming_watch=True, prefix_watch=True, purge=True, cas=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class NatsOptions:
-    """Where a NATS server is and how to get in.  The first credentials in this order are used:
-    ``creds``, ``creds_file``, a user and password in the URL, none.
-
-    Printing it shows which secrets are set and never what they are.
-
-    >>> NatsOptions(url="nats://me:secret@localhost:4222", creds="AAAA")
-    NatsOptions(url='nats://localhost:4222', creds=set, creds_file=None, url_password=set)
-    """  # noqa: D205
-
-    url: str = "nats://localhost:4222"
-    """``nats://`` or ``tls://``; several servers of one cluster separated by commas."""
-
-    creds: str | None = None
-    """The text of a .creds file in base 64, for containers that mount no files."""
-
-    creds_file: str | None = None
-    """Path of a .creds file."""
-
-    name: str = "penstock"
-    """What the server's monitoring shows."""
-
-    operation_seconds: float = OPERATION_SECONDS
-    """How long one operation may take before it fails with Timeout."""
-
-    ping_seconds: float = 10.0
-    """How often the server is asked whether it is there.  After two questions without an answer the connection
-    counts as dead and is dialled again: a link that swallows everything is noticed within three times this."""
-
-    def __post_init__(self) -> None:
-        for name in ("operation_seconds", "ping_seconds"):
-            if getattr(self, name) <= 0:
-                raise OptionsError(f"{name}={getattr(self, name)}: must be positive")
-
-    def __repr__(self) -> str:
-        urls, user, _ = self.servers()
-        shown = (("creds", self.creds), ("url_password", user))
-        creds, password = ("set" if value else "None" for _, value in shown)
-        return (
-            f"NatsOptions(url={','.join(urls)!r}, creds={creds}, creds_file={self.creds_file!r}, "
-            f"url_password={password})"
-        )
-
-    def servers(self) -> tuple[list[str], str | None, str | None]:
-        """Return the addresses without credentials, and the user and password that were in them."""
-        urls, user, password = [], None, None
-        for url in self.url.split(","):
-            try:
-                parts = urlsplit(url.strip() if "://" in url else f"nats://{url.strip()}")
-                host = parts.hostname
-            except ValueError as exc:
-                raise OptionsError(f"url: {exc}") from None
-            if not host:
-                raise OptionsError("url: a server address has no host")
-            if parts.username and user is None:
-                user, password = unquote(parts.username), unquote(parts.password or "")
-            urls.append(urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])))
-        return urls, user, password
-
-    def credentials(self) -> dict[str, Any]:
-        """Return the arguments for nats-py that carry the credentials, by the stated priority."""
-        _, user, password = self.servers()
-        if self.creds:
-            from nats.aio.client import RawCredentials
-
-            try:
-                text = base64.b64decode(self.creds, validate=True).decode()
-            except (binascii.Error, UnicodeDecodeError):
-                raise OptionsError("creds: must be the text of a .creds file in base 64") from None
-            return {"user_credentials": RawCredentials(text)}
-        if self.creds_file:
-            return {"user_credentials": self.creds_file}
-        return {"user": user, "password": password} if user else {}
-
-
-class NatsConnection(Connection):
+class NatsConnection(KvConnection):
     """A connection to a NATS server; it reconnects by itself until ``shutdown``.
 
     >>> connection = NatsConnection(NatsOptions(url="nats://localhost:4222"))
@@ -113,8 +38,9 @@ class NatsConnection(Connection):
     False
     """
 
-    def __init__(self, options: NatsOptions | None = None) -> None:
-        self._options = options or NatsOptions()
+    @shows_options(NatsOptions)
+    def __init__(self, options: NatsOptions | None = None, **given: Any) -> None:
+        self._options = options_from(NatsOptions, options, given)
         self._client: Any = None
         self._dial: asyncio.Task[Any] | None = None
         self._healthy = False
@@ -136,8 +62,11 @@ class NatsConnection(Connection):
 
     @property
     def capabilities(self) -> ConnectionCapabilities:
-        """What NATS can do."""
-        return CAPABILITIES
+        """What NATS can do; a time to live needs a server of 2.11 or later, which is known once connected."""
+        if self._client is None:
+            return CAPABILITIES
+        version = self._client.connected_server_version
+        return replace(CAPABILITIES, ttl=(version.major, version.minor) >= TTL_SINCE)
 
     @property
     def client(self) -> Any:
@@ -177,26 +106,69 @@ class NatsConnection(Connection):
         late: so a creation that fails in any way is followed by a second, plainer one, and what counts is whether the
         bucket can be found afterwards.
         """
-        api = JetStream(lambda: self.client, f"KV_{config.name}", self._options.operation_seconds)
-        self.client  # noqa: B018 - not connected is told before anything is tried
+        api = self._api(config.name)
+        return NatsKvStore(api, config.name, await self._make(api, config))
+
+    async def store(self, name: str) -> NatsKvStore:
+        """Return a bucket; if it does not exist its first put or create makes it, and nothing else does."""
+        config = StoreConfig(name=name)
+        found = await self.find(name)
+        if found is not None:
+            return found
+        api = self._api(name)
+        return NatsKvStore(api, name, None, lambda: self._make(api, config))
+
+    async def find(self, name: str) -> NatsKvStore | None:
+        """Return a bucket that exists, or None; nothing is made."""
+        api = self._api(StoreConfig(name=name).name)
         try:
-            return NatsKvStore(api, config.name, (await api.info()).config)
+            return NatsKvStore(api, name, (await api.info()).config)
+        except ReplacedError:
+            return None
+
+    async def buckets(self) -> list[str]:
+        """Return the names of the buckets there are, sorted."""
+        api, names = self._api("any"), list[str]()
+        while True:
+            body = await api.call("STREAM.NAMES", {"offset": len(names)})
+            found = body.get("streams") or []
+            names += found
+            if not found or len(names) >= int(body.get("total", 0)):
+                return sorted(name[len(STREAM) :] for name in names if name.startswith(STREAM))
+
+    async def delete(self, name: str) -> bool:
+        """Remove a bucket with all its keys; return whether it was there."""
+        api = self._api(StoreConfig(name=name).name)
+        try:
+            await api.call(f"STREAM.DELETE.{api.stream}")
+        except ReplacedError:
+            return False
+        return True
+
+    def _api(self, name: str) -> JetStream:
+        self.client  # noqa: B018 - not connected is told before anything is tried
+        return JetStream(lambda: self.client, f"{STREAM}{name}", self._options.operation_seconds)
+
+    async def _make(self, api: JetStream, config: StoreConfig) -> dict[str, Any]:
+        """Return the configuration of a bucket that is there afterwards."""
+        try:
+            return (await api.info()).config
         except (ReplacedError, RetryError) as exc:
             _log.debug("bucket %s not found yet: %s", config.name, exc)
         problem = await self._create(api, config)
         try:
-            return NatsKvStore(api, config.name, (await api.info()).config)
+            return (await api.info()).config
         except PenstockError as exc:
             raise problem or exc from exc
 
     async def _create(self, api: JetStream, config: StoreConfig) -> PenstockError | None:
         """Try to make the bucket; return what went wrong, which counts only if it cannot be found."""
-        if config.discard == "new":
-            try:
-                await api.call(f"STREAM.CREATE.{api.stream}", bucket_body(config, deny_delete=True))
-                return None
-            except RetryError as exc:
-                _log.debug("bucket %s: creation failed, trying the plain form: %s", config.name, exc)
+        try:
+            body = bucket_body(config, deny_delete=config.discard == "new", ttl=True)
+            await api.call(f"STREAM.CREATE.{api.stream}", body)
+            return None
+        except RetryError as exc:
+            _log.debug("bucket %s: creation failed, trying the plain form: %s", config.name, exc)
         try:
             answer = await api.request(f"$JS.API.STREAM.CREATE.{api.stream}", _json(config))
         except RetryError as exc:
@@ -209,15 +181,15 @@ class NatsConnection(Connection):
         return None
 
     async def _dial_once(self) -> None:
+        urls, _, _ = self._options.servers()
+        context = self._options.tls_context()
         try:
-            from nats.aio.client import Client
+            client = new_client(context is not None)
         except ImportError as exc:
             raise UnsupportedError("NATS needs the package nats-py: pip install 'penstock[nats]'") from exc
         from nats import errors
 
-        client = Client()
         lane_of(client)
-        urls, _, _ = self._options.servers()
         self._reasons.clear()
         share = self._options.operation_seconds / (2 * len(urls))  # each is tried twice
 
@@ -236,14 +208,18 @@ class NatsConnection(Connection):
                     disconnected_cb=lost,
                     reconnected_cb=back,
                     closed_cb=lost,
-                    connect_timeout=max(ANSWER_SECONDS, share),  # type: ignore[arg-type]  # seconds, as a float in fact
+                    connect_timeout=max(ANSWER_SECONDS, share),
                     # 0 and -1 would try for ever before the first connection; afterwards for ever is right
                     max_reconnect_attempts=1,
-                    reconnect_time_wait=RECONNECT_SECONDS,  # type: ignore[arg-type]  # the same
-                    ping_interval=self._options.ping_seconds,  # type: ignore[arg-type]  # the same
+                    reconnect_time_wait=RECONNECT_SECONDS,
+                    ping_interval=self._options.ping_seconds,
                     max_outstanding_pings=UNANSWERED_PINGS,
+                    tls=context,
                     **self._options.credentials(),
                 )
+        except OptionsError:
+            await _give_up(client)
+            raise
         except (errors.Error, OSError, TimeoutError, ValueError) as exc:
             await _give_up(client)
             reasons = "; ".join(self._reasons) or str(exc) or type(exc).__name__
@@ -278,14 +254,18 @@ async def _give_up(client: Any) -> None:
         pass  # it had not even begun to connect
 
 
-async def nats_connect(url: str, creds: str | None = None, creds_file: str | None = None) -> NatsConnection:
-    """Return a connection that stands.
+@shows_options(NatsOptions)
+async def nats_connect(
+    url: str, creds: str | None = None, creds_file: str | None = None, **given: Any
+) -> NatsConnection:
+    """Return a connection that stands; the options of NatsOptions are given as keywords.
 
     >>> asyncio.run(nats_connect("nats://localhost:1"))  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     penstock.errors.NotConnected: nats: nats://localhost:1: ...
     """
-    connection = NatsConnection(NatsOptions(url=url, creds=creds, creds_file=creds_file))
+    options = options_from(NatsOptions, None, {"url": url, "creds": creds, "creds_file": creds_file, **given})
+    connection = NatsConnection(options)
     await connection.connect()
     return connection
 

@@ -24,7 +24,7 @@ __all__ = ["JetStream", "StreamInfo", "error_of"]
 OPERATION_SECONDS = 30.0
 """Long enough for a slow leader election, short enough to notice a connection that died half-way."""
 
-LOOK_SECONDS = 0.5  # how often a waiting request looks whether its connection is still the same
+RECONNECTED_LOOK_SECONDS = 0.5  # how often a waiting request looks whether its connection is still the same
 
 WRONG_LAST_SEQUENCE = (10071, 10164)
 STREAM_NOT_FOUND = 10059
@@ -78,7 +78,7 @@ class JetStream:
         )
         try:
             async with asyncio.timeout(self.seconds):
-                while not (await asyncio.wait((asking,), timeout=LOOK_SECONDS))[0]:
+                while not (await asyncio.wait((asking,), timeout=RECONNECTED_LOOK_SECONDS))[0]:
                     if client.stats["reconnects"] > survives:
                         raise NotConnected(f"nats: the connection broke before {subject} was answered")
                     if client.is_closed:

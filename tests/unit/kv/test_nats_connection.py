@@ -11,7 +11,7 @@ import pytest
 
 from penstock.errors import NotConnected, OptionsError, Timeout
 from penstock.kv import ConnectionCapabilities, NatsConnection, NatsOptions, nats_connect
-from penstock.kv.nats_api import error_of
+from penstock.kv.nats.api import error_of
 
 CREDS = base64.b64encode(b"-----BEGIN NATS USER JWT-----\nx\n").decode()
 
@@ -26,6 +26,12 @@ def test_credentials_are_chosen_by_the_stated_priority() -> None:
     assert NatsOptions(url="nats://localhost").credentials() == {}
     with pytest.raises(OptionsError):
         NatsOptions(creds="not base 64!").credentials()
+
+
+def test_an_address_in_the_place_of_options_is_not_quoted() -> None:
+    with pytest.raises(OptionsError, match="not str") as caught:
+        NatsConnection("nats://me:s3cret@localhost")  # type: ignore[arg-type]
+    assert "s3cret" not in str(caught.value)
 
 
 def test_printing_the_options_shows_no_secret() -> None:

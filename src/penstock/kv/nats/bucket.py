@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Iterable, Sequence
+import contextlib
+import math
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import islice
 from typing import Any, Final
 
@@ -17,6 +19,7 @@ import msgspec
 import numpy as np
 
 from penstock.batch import UpdateBatch
+from penstock.disk import in_disk_thread
 from penstock.errors import (
     AlreadyExists,
     NotConnected,
@@ -24,18 +27,21 @@ from penstock.errors import (
     RetryError,
     RevisionMismatch,
     Timeout,
+    UnsupportedError,
 )
-from penstock.kv.nats_api import NO_MESSAGE, JetStream
-from penstock.kv.nats_lane import LOOK_SECONDS, Inbox, open_inbox
-from penstock.kv.nats_watch import EndedWatch, NatsWatch
-from penstock.kv.nats_wire import NS_PER_S, PUT, Decoded, check_key, decode_messages, filters_of, parse_headers
-from penstock.kv.roles import KvReader, KvStore, KvWatcher, KvWriter, Watch
-from penstock.types import KvEntry, VersionToken, WatchCursor
+from penstock.kv.keys import check_key, check_ttl
+from penstock.kv.nats.api import NO_MESSAGE, JetStream
+from penstock.kv.nats.lane import CLOSED_LOOK_SECONDS, Inbox, open_inbox
+from penstock.kv.nats.watch import EndedWatch, NatsWatch
+from penstock.kv.nats.wire import NS_PER_S, PUT, Decoded, decode_messages, filters_of, parse_headers
+from penstock.kv.roles import KvReader, KvStore, KvWatcher, KvWriter, Traces, Watch
+from penstock.types import KvEntry, KvUpdate, Op, VersionToken, WatchCursor
 
 __all__ = ["NatsKvStore", "NatsKvReader", "NatsKvWatcher", "NatsKvWriter"]
 
 SCAN_INACTIVE_SECONDS: Final = 300
 EXPECTED_SEQUENCE: Final = "Nats-Expected-Last-Subject-Sequence"
+TTL: Final = "Nats-TTL"
 REMOVALS: Final = ("DEL", "PURGE")
 PUTS_IN_FLIGHT: Final = 256
 
@@ -48,12 +54,36 @@ class _Stored(msgspec.Struct):
     removed: bool
 
 
-class _Bucket:
-    """What the three roles share: names, the API, and the read of one key."""
+Make = Callable[[], Awaitable[dict[str, Any]]]
 
-    def __init__(self, api: JetStream, name: str, direct: bool) -> None:
-        self.api, self.name, self.direct = api, name, direct
+
+class _Bucket:
+    """What the three roles share: names, the API, the read of one key, and how it is made if it was not there."""
+
+    def __init__(self, api: JetStream, name: str, config: dict[str, Any] | None, make: Make | None) -> None:
+        self.api, self.name, self.config, self._make = api, name, config, make
         self.prefix = f"$KV.{name}."
+
+    @property
+    def direct(self) -> bool:
+        """Whether any replica may be asked for a value."""
+        return self.config is not None and bool(self.config.get("allow_direct"))
+
+    @property
+    def ttl(self) -> bool:
+        """Whether single keys may have a time to live."""
+        return self.config is not None and bool(self.config.get("allow_msg_ttl"))
+
+    async def make(self) -> None:
+        """Make the bucket if it was not there when somebody asked for it; one that was deleted since stays deleted."""
+        if self.config is None and self._make is not None:
+            self.config = await self._make()
+
+    async def is_there(self) -> None:
+        """Raise ReplacedError if the bucket was deleted: then nobody answers for its keys, so its name is asked for."""
+        with contextlib.suppress(NotConnected):  # it was shut down: whoever asks knows of it
+            if self.api.client().is_connected:
+                await self.api.info()
 
     def subject(self, key: str) -> str:
         return self.prefix + check_key(key)
@@ -64,7 +94,11 @@ class _Bucket:
         return await (self._direct(subject) if self.direct else self._by_request(subject))
 
     async def _direct(self, subject: str) -> _Stored | None:
-        answer = await self.api.request(f"$JS.API.DIRECT.GET.{self.api.stream}.{subject}")
+        try:
+            answer = await self.api.request(f"$JS.API.DIRECT.GET.{self.api.stream}.{subject}")
+        except NotConnected:
+            await self.is_there()
+            raise
         headers = answer.headers or {}
         status = headers.get("Status")
         if status == "404":
@@ -74,19 +108,33 @@ class _Bucket:
             raise RetryError(f"nats: {subject}: {status or ''} {headers.get('Description', 'answer not understood')}")
         return _Stored(int(sequence), answer.data or b"", _removes(headers))
 
+    async def change(self, revision: int) -> KvUpdate | None:
+        """Return the message with this sequence as an update, or None where there is none."""
+        found = await self._message({"seq": revision}, f"revision {revision} of {self.name}")
+        if found is None or not found[0].startswith(self.prefix):
+            return None
+        subject, stored, headers = found
+        op = Op.PUT if not stored.removed else Op.DELETE if headers.get("KV-Operation") == "DEL" else Op.PURGE
+        value = stored.value if op is Op.PUT else b""
+        return KvUpdate(op, subject[len(self.prefix) :], value, VersionToken.of(stored.revision))
+
     async def _by_request(self, subject: str) -> _Stored | None:
-        answer = await self.api.request(
-            f"$JS.API.STREAM.MSG.GET.{self.api.stream}", msgspec.json.encode({"last_by_subj": subject})
-        )
+        found = await self._message({"last_by_subj": subject}, subject)
+        return None if found is None else found[1]
+
+    async def _message(self, which: dict[str, Any], what: str) -> tuple[str, _Stored, dict[str, str]] | None:
+        """Return subject, content and headers of one message of the stream, or None."""
+        answer = await self.api.request(f"$JS.API.STREAM.MSG.GET.{self.api.stream}", msgspec.json.encode(which))
         try:
             body = msgspec.json.decode(answer.data)
             if body.get("error", {}).get("err_code") == NO_MESSAGE:
                 return None
-            message = self.api._body(answer.data, subject)["message"]
+            message = self.api._body(answer.data, what)["message"]
             headers = parse_headers(base64.b64decode(message.get("hdrs") or ""))
-            return _Stored(int(message["seq"]), base64.b64decode(message.get("data") or ""), _removes(headers))
+            stored = _Stored(int(message["seq"]), base64.b64decode(message.get("data") or ""), _removes(headers))
+            return str(message["subject"]), stored, headers
         except (msgspec.DecodeError, KeyError, ValueError, AttributeError) as exc:
-            raise RetryError(f"nats: {subject}: the answer is not understood: {exc}") from None
+            raise RetryError(f"nats: {what}: the answer is not understood: {exc}") from None
 
 
 class NatsKvReader(KvReader):
@@ -112,13 +160,30 @@ class NatsKvReader(KvReader):
     async def keys(self, prefix: str = "") -> list[str]:
         """Return the live keys below a prefix; no value crosses the wire."""
         found = await self._collect(prefix, headers_only=True)
-        live = found.updates((found.ops == PUT) & (found.sizes > 0))
-        return [key.decode() for key in live.keys.to_list(live.buffer)]
+        return await in_disk_thread(_names_in, found)
 
     async def scan(self, prefix: str = "") -> UpdateBatch:
         """Return the live entries below a prefix as one batch of puts, in order of revision."""
         found = await self._collect(prefix, headers_only=False)
         return found.updates((found.ops == PUT) & (found.sizes > 0))
+
+    async def traces(self) -> Traces:
+        """Return what the server says about the stream: limits and administrators take keys without a message."""
+        info = await self._bucket.api.info()
+        return Traces(info.created, info.state.last_seq, info.state.last_seq - info.state.messages)
+
+    async def revisions(self, prefix: str = "") -> UpdateBatch:
+        """Return the keys below a prefix with their revisions, tombstones included; no value crosses the wire."""
+        found = await self._collect(prefix, headers_only=True)
+        return found.updates(found.ops == PUT)
+
+    async def identity(self) -> str:
+        """Return when the stream was made, to the nanosecond."""
+        return (await self._bucket.api.info()).created
+
+    async def change(self, revision: int) -> KvUpdate | None:
+        """Return the change that has this revision, None when it was overwritten or dropped."""
+        return await self._bucket.change(revision)
 
     async def _collect(self, prefix: str, *, headers_only: bool) -> Decoded:
         """Read the last message of every key through one ephemeral consumer.
@@ -154,9 +219,9 @@ class NatsKvReader(KvReader):
         parts: list[bytes] = []
         count = silent_seconds = 0.0
         while count < expected:
-            data = await inbox.take(LOOK_SECONDS)
+            data = await inbox.take(CLOSED_LOOK_SECONDS)
             if not data:
-                silent_seconds += LOOK_SECONDS
+                silent_seconds += CLOSED_LOOK_SECONDS
                 if silent_seconds >= api.seconds:
                     raise Timeout(f"nats: {api.stream}: a scan stood still for {api.seconds:g} s")
                 # Retention may have removed what was still to come: the server knows.
@@ -171,7 +236,7 @@ class NatsKvReader(KvReader):
             count += len(some)
             if len(some) and some.known[-1] and some.pending[-1] == 0:
                 break
-        found = decode_messages(b"".join(parts), prefix)
+        found = await in_disk_thread(decode_messages, b"".join(parts), prefix)  # many: not on the event loop
         in_order = found.consumer_sequences == 1 + np.arange(len(found), dtype=np.uint64)
         if not (in_order | ~found.known).all():
             raise NotConnected(f"nats: {api.stream}: the connection broke during a scan: call again")
@@ -246,12 +311,15 @@ class NatsKvWriter(KvWriter):
 
     async def put(self, key: str, value: bytes) -> VersionToken:
         """Set a key, whatever it was."""
+        check_key(key)
+        await self._bucket.make()
         return await self._publish(key, value)
 
     async def put_many(self, entries: Iterable[tuple[str, bytes]]) -> list[VersionToken]:
         """Set many keys in order, with many answers outstanding at once."""
         tokens: list[VersionToken] = []
         rest = iter(entries)
+        await self._bucket.make()
         while chunk := list(islice(rest, PUTS_IN_FLIGHT)):
             tokens += await asyncio.gather(*(self._publish(key, value) for key, value in chunk))
         return tokens
@@ -266,26 +334,50 @@ class NatsKvWriter(KvWriter):
         await self._publish(key, b"", {"KV-Operation": "PURGE", "Nats-Rollup": "sub"})
         return True
 
-    async def create(self, key: str, value: bytes) -> VersionToken:
+    async def put_with_ttl(self, key: str, value: bytes, ttl_seconds: float) -> VersionToken:
+        """Set a key that vanishes after a time; the server counts whole seconds, so it is rounded up to one."""
+        check_key(key)
+        check_ttl(ttl_seconds)
+        await self._bucket.make()
+        return await self._publish(key, value, self._ttl(ttl_seconds))
+
+    async def create(self, key: str, value: bytes, *, ttl_seconds: float | None = None) -> VersionToken:
         """Set a key that is absent or deleted; AlreadyExists if it is live or a tombstone."""
+        check_key(key)
+        await self._bucket.make()
+        ttl = self._ttl(ttl_seconds)
         try:
-            return await self._publish(key, value, {EXPECTED_SEQUENCE: "0"})
+            return await self._publish(key, value, {EXPECTED_SEQUENCE: "0", **ttl})
         except RevisionMismatch:
             pass
         last = await self._bucket.last(key)
         if last is not None and last.removed:
             try:
-                return await self._publish(key, value, {EXPECTED_SEQUENCE: str(last.revision)})
+                return await self._publish(key, value, {EXPECTED_SEQUENCE: str(last.revision), **ttl})
             except RevisionMismatch:
                 pass
         raise AlreadyExists(f"{self._bucket.name}: key {key!r} exists")
 
-    async def update(self, key: str, value: bytes, version: VersionToken) -> VersionToken:
+    async def update(
+        self, key: str, value: bytes, version: VersionToken, *, ttl_seconds: float | None = None
+    ) -> VersionToken:
         """Set a key whose version is still this one; RevisionMismatch otherwise."""
         revision = version.as_int()
         if revision is None:
             raise OptionsError(f"key {key!r}: {version!r} is no revision of this bucket")
-        return await self._publish(key, value, {EXPECTED_SEQUENCE: str(revision)})
+        return await self._publish(key, value, {EXPECTED_SEQUENCE: str(revision), **self._ttl(ttl_seconds)})
+
+    def _ttl(self, ttl_seconds: float | None) -> dict[str, str]:
+        """Return the header of a time to live; UnsupportedError where the server would ignore or refuse it."""
+        if ttl_seconds is None:
+            return {}
+        check_ttl(ttl_seconds)
+        if not self._bucket.ttl:
+            raise UnsupportedError(
+                f"{self._bucket.name}: this bucket keeps no time to live: it was made without it, or the server is "
+                "older than 2.11"
+            )
+        return {TTL: str(math.ceil(ttl_seconds))}
 
     async def delete_with_version(self, key: str, version: VersionToken) -> bool:
         """Replace a key whose version is still this one by a tombstone; RevisionMismatch otherwise."""
@@ -299,9 +391,7 @@ class NatsKvWriter(KvWriter):
         try:
             return VersionToken.of(await self._bucket.api.publish(subject, value, headers))
         except NotConnected:
-            # Nobody answers for a bucket that was deleted: ask for it by name, which raises ReplacedError.
-            if self._bucket.api.client().is_connected:
-                await self._bucket.api.info()
+            await self._bucket.is_there()
             raise
 
 
@@ -312,12 +402,15 @@ class NatsKvStore(KvStore):
     True
     """
 
-    def __init__(self, api: JetStream, name: str, config: dict[str, Any]) -> None:
-        bucket = _Bucket(api, name, bool(config.get("allow_direct")))
+    def __init__(self, api: JetStream, name: str, config: dict[str, Any] | None, make: Make | None = None) -> None:
+        self._bucket = bucket = _Bucket(api, name, config, make)
         self._name, self._api = name, api
         self._reader, self._watcher, self._writer = NatsKvReader(bucket), NatsKvWatcher(bucket), NatsKvWriter(bucket)
-        self.config = config
-        """The configuration of the stream as the server has it."""
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The configuration of the stream as the server has it; empty while there is none."""
+        return self._bucket.config or {}
 
     @property
     def name(self) -> str:
@@ -338,6 +431,11 @@ class NatsKvStore(KvStore):
     def writer(self) -> NatsKvWriter:
         """The role that writes."""
         return self._writer
+
+
+def _names_in(found: Decoded) -> list[str]:
+    live = found.updates((found.ops == PUT) & (found.sizes > 0))
+    return [key.decode() for key in live.keys.to_list(live.buffer)]
 
 
 def _removes(headers: dict[str, str]) -> bool:

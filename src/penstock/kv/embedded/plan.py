@@ -14,7 +14,7 @@ import msgspec
 from penstock.errors import AlreadyExists, Backpressure, PenstockError, RevisionMismatch
 from penstock.types import KvEntry, KvUpdate, Op, VersionToken
 
-__all__ = ["Change", "Plan", "plan_changes"]
+__all__ = ["Change", "ChangePlan", "plan_changes"]
 
 RECORD_OVERHEAD: Final = 24
 """Roughly what a live key costs in state.snap beside key and value."""
@@ -23,7 +23,7 @@ RECORD_OVERHEAD: Final = 24
 class Change(msgspec.Struct, frozen=True):
     """One change somebody asks for.  ``expire`` is a purge on behalf of a clock: it does nothing if it is late.
 
-    >>> Change("put", "node.a", b"1").expires_ns
+    >>> Change("put", "node.a", b"1").ttl_ns
     0
     """
 
@@ -31,14 +31,14 @@ class Change(msgspec.Struct, frozen=True):
     key: str
     value: bytes = b""
     revision: int = 0
-    expires_ns: int = 0
+    ttl_ns: int = 0
 
 
-class Plan(msgspec.Struct):
-    """The updates to append, the times they expire, and for each change its revision or why it was refused."""
+class ChangePlan(msgspec.Struct):
+    """The updates to append, how long they live, and for each change its revision or why it was refused."""
 
     updates: list[KvUpdate] = msgspec.field(default_factory=list)
-    expires_ns: list[int] = msgspec.field(default_factory=list)
+    ttl_ns: list[int] = msgspec.field(default_factory=list)
     outcomes: list[int | PenstockError] = msgspec.field(default_factory=list)
 
 
@@ -48,22 +48,26 @@ def plan_changes(
     entry: Callable[[str], KvEntry | None],
     next_revision: int,
     room_bytes: int | None = None,
-) -> Plan:
+    *,
+    expired: Callable[[str], KvEntry | None] | None = None,
+) -> ChangePlan:
     """Decide changes in order: ``entry`` tells the state, ``next_revision`` what the first of them gets.
 
-    ``room_bytes`` is how much the live keys may still grow, None for no limit.
+    ``room_bytes`` is how much the live keys may still grow, None for no limit.  ``entry`` hides keys that have expired;
+    ``expired`` does not, for the changes that purge them.
 
     >>> state = {}
     >>> plan = plan_changes("b", [Change("create", "a", b"1"), Change("create", "a", b"2")], state.get, 5)
     >>> plan.outcomes[0], type(plan.outcomes[1]).__name__, len(plan.updates)
     (5, 'AlreadyExists', 1)
     """
-    plan = Plan()
+    plan = ChangePlan()
     seen: dict[str, KvEntry | None] = {}
     for change in changes:
         now = None
         if room_bytes is not None or change.what not in ("put", "delete", "purge"):  # these ask no questions
-            now = seen[change.key] if change.key in seen else entry(change.key)
+            look = expired if expired is not None and change.what == "expire" else entry
+            now = seen[change.key] if change.key in seen else look(change.key)
         revision = 0 if now is None else now.version.as_int() or 0
         problem = _refused(bucket, change, now is not None, revision)
         if problem is None and change.what in ("put", "create", "update") and room_bytes is not None:
@@ -81,13 +85,15 @@ def plan_changes(
         version = VersionToken.of(next_revision + len(plan.updates))
         plan.outcomes.append(next_revision + len(plan.updates))
         if change.what in ("delete", "purge", "expire"):
+            if room_bytes is not None and now is not None:
+                room_bytes += len(now.value) + len(change.key) + RECORD_OVERHEAD
             op = Op.DELETE if change.what == "delete" else Op.PURGE
             plan.updates.append(KvUpdate(op, change.key, b"", version))
-            plan.expires_ns.append(0)
+            plan.ttl_ns.append(0)
             seen[change.key] = None
         else:
             plan.updates.append(KvUpdate(Op.PUT, change.key, change.value, version))
-            plan.expires_ns.append(change.expires_ns)
+            plan.ttl_ns.append(change.ttl_ns)
             seen[change.key] = KvEntry(change.key, change.value, version)
     return plan
 

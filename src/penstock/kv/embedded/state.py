@@ -8,23 +8,28 @@ came one by one wait beside it, because a store takes many at once for the price
 from __future__ import annotations
 
 import heapq
+import time
 
-import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.batch import Batch, Spans, UpdateBatch
 from penstock.disk import Disk, MemoryDisk, save_atomically
 from penstock.errors import CorruptionError
-from penstock.kv.embedded_format import EXPIRES, Expiry
+from penstock.kv.embedded.format import EXPIRES, Expiry, ExpiryFile, Lease, lease_of
+from penstock.kv.embedded.reckon import Reckoner
 from penstock.log.envelope import decode_headers, open_envelopes
 from penstock.log.updates import envelope_updates
 from penstock.store import AppendLogOptions, AppendLogStore
 from penstock.types import KvEntry, KvUpdate, Op, WatchCursor
 
-__all__ = ["BucketState"]
+__all__ = ["BucketState", "arrange", "give_way"]
 
 NAME = "state.snap"
 EXPIRY = "expiry.json"
+ROWS_AT_ONCE = 8192
+"""How many rows are looked at before another thread gets its turn."""
+PAUSE_SECONDS = 2e-5
 LATE = 64
 """How many updates may wait to be folded into the store."""
 
@@ -32,14 +37,16 @@ LATE = 64
 class BucketState:
     """The state of a bucket; changed by one thread at a time, read by any.
 
+    >>> from penstock.clock import SYSTEM_CLOCK
     >>> disk = MemoryDisk()
     >>> disk.make_folder("b")
-    >>> state = BucketState(disk, "b")
+    >>> state = BucketState(disk, "b", Reckoner(SYSTEM_CLOCK, disk))
     >>> state.revision, state.count
     (0, 0)
     """
 
-    def __init__(self, disk: Disk, folder: str) -> None:
+    def __init__(self, disk: Disk, folder: str, reckoner: Reckoner) -> None:
+        self._reckoner = reckoner
         self._disk, self._path, self._expiry_path = disk, f"{folder}/{NAME}", f"{folder}/{EXPIRY}"
         self._folder = folder
         self.load()
@@ -57,7 +64,7 @@ class BucketState:
         except CorruptionError as exc:
             raise CorruptionError(self._path, exc.byte, exc.reason) from None
         self._memory = memory
-        self._late: dict[str, KvUpdate] = {}  # the last word on keys whose updates are not in the store yet
+        self._late: dict[str, KvUpdate] = {}  # the newest update of each key that is not in the store yet
         self._late_bytes = 0
         self.revision = self._store.cursor().token.as_int() or 0
         self.saved = self.revision
@@ -68,12 +75,8 @@ class BucketState:
         self._expiry: dict[str, Expiry] = {}
         self._due: list[tuple[int, str, int]] = []
         if expiry:
-            try:
-                found = msgspec.json.decode(expiry, type=dict[str, Expiry])
-            except msgspec.DecodeError as exc:
-                raise CorruptionError(self._expiry_path, 0, f"not a list of expiries: {exc}") from None
-            for key, when in found.items():
-                self._expires(key, when.revision, when.expires_ns)
+            for key, when in ExpiryFile.decode(self._expiry_path, expiry).items():
+                self._expires(key, self._reckoner.reloaded(when))
 
     # --- Moving on
 
@@ -84,10 +87,11 @@ class BucketState:
         flags, headers = np.asarray(opened.extra["flags"]), opened.extra["headers"]
         assert isinstance(headers, Spans)
         view = opened.view
+        times = opened.extra.get("event_time_ns")
         for index in np.flatnonzero(flags & EXPIRES).tolist():  # only those that have a time to live
-            when = decode_headers(headers.of(view, index)).get("expires-ns", b"")
-            key = updates[index].key
-            self._expires(key, int(opened.positions[index]), int.from_bytes(when, "little"))
+            written_ns = int(times[index]) if isinstance(times, np.ndarray) else 0
+            lease = lease_of(decode_headers(headers.of(view, index)), written_ns)
+            self.expires(updates[index].key, int(opened.positions[index]), lease)
         self.apply(updates, int(opened.positions[-1]), int(batch.payloads.lengths.sum()))
         return updates
 
@@ -110,14 +114,14 @@ class BucketState:
             self._late, self._late_bytes = {}, 0  # in this order: who reads meanwhile finds them here or there
         return self._store
 
-    def expires(self, key: str, revision: int, expires_ns: int) -> None:
+    def expires(self, key: str, revision: int, lease: Lease) -> None:
         """Take note that a key of this revision expires."""
-        self._expires(key, revision, expires_ns)
+        self._expires(key, self._reckoner.expiry(revision, lease))
 
-    def due(self, now_ns: int) -> list[tuple[str, int]]:
-        """Return the keys that have expired and are still there, with their revisions."""
-        found = []
-        while self._due and self._due[0][0] <= now_ns:
+    def due(self, monotonic_ns: int, limit: int) -> list[tuple[str, int]]:
+        """Return keys that have expired and are still there, with their revisions: at most ``limit``, oldest first."""
+        found: list[tuple[str, int]] = []
+        while self._due and self._due[0][0] <= monotonic_ns and len(found) < limit:
             _, key, revision = heapq.heappop(self._due)
             if self._expiry.get(key, Expiry(0, 0)).revision == revision:
                 entry = self._get(key)
@@ -126,48 +130,35 @@ class BucketState:
                 else:
                     del self._expiry[key]
         for key, revision in found:  # until the purge is in the log they are due
-            heapq.heappush(self._due, (self._expiry[key].expires_ns, key, revision))
+            heapq.heappush(self._due, (self._expiry[key].deadline_ns, key, revision))
         return found
 
     @property
-    def next_expiry_ns(self) -> int | None:
-        """When the next key expires, None when none does."""
+    def next_deadline_ns(self) -> int | None:
+        """When the next key expires, by the monotonic clock; None when none does."""
         return self._due[0][0] if self._due else None
 
     # --- Reading
 
-    def entry(self, key: str, now_ns: int) -> KvEntry | None:
-        """Return the entry of a key, tombstones included, unless it has expired."""
+    def entry(self, key: str, monotonic_ns: int | None) -> KvEntry | None:
+        """Return the entry of a key, tombstones included, unless it has expired by then; None for a time hides none."""
         found = self._get(key)
-        if found is None or not self._expiry:
+        if found is None or not self._expiry or monotonic_ns is None:
             return found
         when = self._expiry.get(key)
-        if when is not None and when.expires_ns <= now_ns and found.version.as_int() == when.revision:
+        if when is not None and when.deadline_ns <= monotonic_ns and found.version.as_int() == when.revision:
             return None
         return found
 
-    def scan(self, prefix: str, now_ns: int, *, hidden: bool = False) -> UpdateBatch:
-        """Return the entries below a prefix in order of revision, with ``hidden`` also the empty ones."""
+    def snapshot(self, prefix: str, monotonic_ns: int) -> tuple[list[UpdateBatch], NDArray[np.uint64]]:
+        """Return what ``arrange`` makes a scan of: the entries as they are, and the revisions that have expired.
+
+        This is the part that must not be changed meanwhile, and it is short.
+        """
         store = self._settle()
         found = list(store.scan(prefix, limit=max(store.count(), 1)))
-        if not found:
-            return UpdateBatch.of([])
-        batch = UpdateBatch.concat(found)
-        keep = np.ones(len(batch), np.bool_) if hidden else batch.values.lengths > 0
-        if self._expiry:
-            gone = {
-                key.encode()
-                for key, when in list(self._expiry.items())
-                if when.expires_ns <= now_ns and self.entry(key, now_ns) is None
-            }
-            if gone:
-                keys = batch.keys.to_list(batch.buffer)
-                keep &= np.fromiter((key not in gone for key in keys), np.bool_, len(keys))
-        order = np.flatnonzero(keep)
-        order = order[np.argsort(batch.revisions()[order], kind="stable")]
-        return UpdateBatch(
-            batch.buffer, batch.ops[order], batch.keys[order], batch.values[order], batch.versions[order]
-        )
+        gone = [when.revision for when in self._expiry.values() if when.deadline_ns <= monotonic_ns]
+        return found, np.array(gone, np.uint64)
 
     @property
     def count(self) -> int:
@@ -194,10 +185,10 @@ class BucketState:
         """Write state.snap at this revision; the caller holds the turn and has synced the log."""
         live = {key: when for key, when in self._expiry.items() if self._is_live(key, when)}
         self._expiry = live
-        self._due = [(when.expires_ns, key, when.revision) for key, when in live.items()]
+        self._due = [(when.deadline_ns, key, when.revision) for key, when in live.items()]
         heapq.heapify(self._due)
         # First the times: one that names a revision the old state.snap has not is passed over.
-        save_atomically(self._disk, self._expiry_path, msgspec.json.encode(live) + b"\n")
+        save_atomically(self._disk, self._expiry_path, ExpiryFile(live).encode())
         self._settle().compact()
         with self._memory.open(NAME) as file:
             save_atomically(self._disk, self._path, file.read_at(0, file.stat().size))
@@ -225,17 +216,43 @@ class BucketState:
             return self._store.get(key)
         return KvEntry(key, late.value, late.version) if late.op is Op.PUT else None
 
-    def _expires(self, key: str, revision: int, expires_ns: int) -> None:
-        self._expiry[key] = Expiry(revision, expires_ns)
-        heapq.heappush(self._due, (expires_ns, key, revision))
+    def _expires(self, key: str, when: Expiry) -> None:
+        self._expiry[key] = when
+        heapq.heappush(self._due, (when.deadline_ns, key, when.revision))
 
     def _read(self, path: str) -> bytes | None:
         try:
             with self._disk.open(path) as file:
-                return file.read_at(0, file.stat().size)
+                size = file.stat().size
+                return file.read_at(0, size)
         except FileNotFoundError:
             return None
+        except MemoryError:
+            raise CorruptionError(path, 0, f"{size} bytes do not fit into memory") from None
 
     def _identity(self) -> tuple[int, int] | None:
         found = self._disk.stat(self._path)
         return None if found is None else found.identity
+
+
+def give_way() -> None:
+    """Let another thread have the interpreter: long work in a thread must not hold up the event loop in another."""
+    time.sleep(PAUSE_SECONDS)  # nought would often give it back to this one
+
+
+def arrange(found: list[UpdateBatch], gone: NDArray[np.uint64], *, hidden: bool = False) -> UpdateBatch:
+    """Return the entries of a snapshot in order of revision, with ``hidden`` also the empty ones."""
+    if not found:
+        return UpdateBatch.of([])
+    batch = UpdateBatch.concat(found)
+    parts = []
+    for start in range(0, len(batch), ROWS_AT_ONCE):
+        parts.append(batch[start : start + ROWS_AT_ONCE].revisions())
+        give_way()
+    revisions = np.concatenate(parts) if parts else np.empty(0, np.uint64)
+    keep = np.ones(len(batch), np.bool_) if hidden else batch.values.lengths > 0
+    if len(gone):
+        keep &= ~np.isin(revisions, gone)
+    order = np.flatnonzero(keep)
+    order = order[np.argsort(revisions[order], kind="stable")]
+    return UpdateBatch(batch.buffer, batch.ops[order], batch.keys[order], batch.values[order], batch.versions[order])

@@ -17,12 +17,12 @@ from typing import Any
 
 from penstock.errors import NotConnected, ProtocolError
 from penstock.kernel import natswire
-from penstock.kv.nats_wire import encode_message
+from penstock.kv.nats.wire import encode_message
 
 __all__ = ["Inbox", "Lane", "lane_of", "open_inbox"]
 
 CRLF = 2
-LOOK_SECONDS = 1.0  # how often a waiting inbox looks whether the client was closed behind its back
+CLOSED_LOOK_SECONDS = 1.0  # how often a waiting inbox looks whether the client was closed behind its back
 
 
 class Inbox:

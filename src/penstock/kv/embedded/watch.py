@@ -1,7 +1,8 @@
 """Watches of an embedded bucket: the re-list or the delta behind a cursor, then the log as it grows.
 
-A watch waits by looking at ``head``, which costs a microsecond; only when that moves does it read the log, in a
-thread.  Retention that overtakes a watch ends it with ExpiredError: nothing is skipped in silence.
+A watch waits by looking at ``head``, which costs a microsecond, and after a while for the folder to change: ``head`` is
+written with every change.  Only when it moves does it read the log, in a thread.  Retention that overtakes a watch ends
+it with ExpiredError: nothing is skipped in silence.
 """
 
 from __future__ import annotations
@@ -14,20 +15,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.batch import Spans, UpdateBatch
-from penstock.disk import Backoff
-from penstock.errors import ExpiredError, OptionsError, ReplacedError, RetryError
-from penstock.kv.embedded_bucket import Bucket
-from penstock.kv.executor import in_disk_thread
+from penstock.disk import LoopWait, in_disk_thread
+from penstock.errors import ExpiredError, OptionsError, ReadOnlyError, ReplacedError, RetryError
+from penstock.kv.embedded.bucket import Bucket
 from penstock.kv.roles import Watch
 from penstock.kv.window import resume_start, resume_window_ok
+from penstock.log.fingerprint import Fingerprint, check_fingerprint, fingerprint_of
 from penstock.log.options import DEFAULT_LIMIT
 from penstock.log.updates import envelope_updates
 
 __all__ = ["EmbeddedWatch", "below"]
 
 IDLE_SECONDS: Final = 5e-3
-"""The longest pause between two looks."""
-LOOK_SECONDS: Final = 0.2
+"""The longest pause between two looks, before the folder is waited for."""
+LOG_LOOK_SECONDS: Final = 0.9
 """How often the log itself is looked at, in case a writer died before it moved ``head``."""
 
 
@@ -76,6 +77,8 @@ class EmbeddedWatch(Watch):
         self._delivered = revision or 0
         self._lag: int | None = None
         self._closed = False
+        self._seen: Fingerprint | None = None  # the last change that was read: a backup put back has another there
+        self._waiting = LoopWait(bucket.disk, bucket.folder, last=IDLE_SECONDS)
 
     @property
     def hydrated(self) -> bool:
@@ -100,6 +103,8 @@ class EmbeddedWatch(Watch):
             listed, at = bucket.scan("", hidden=True)
             listed = below(listed, self._prefixes)
             self._next, self._goal = at + 1, at
+            if at >= bucket.reader.first_position:
+                self._seen = fingerprint_of(bucket.reader.read(at, 1), 0)
             self._ready = listed if len(listed) else None
             return
         start = resume_start(revision)
@@ -112,25 +117,29 @@ class EmbeddedWatch(Watch):
         if not resume_window_ok(revision, first):
             raise ExpiredError(bucket.config.name, revision, first)
         self._next, self._goal = start, last
+        if revision >= bucket.reader.first_position:
+            self._seen = fingerprint_of(bucket.reader.read(revision, 1), 0)
 
     async def next_batch(self, limit: int = 65536) -> UpdateBatch:
         """Return the next changes, at least one and at most ``limit``; StopAsyncIteration after aclose."""
         if limit < 1:
             raise OptionsError(f"limit={limit}: must be at least 1")
-        backoff = Backoff(last=IDLE_SECONDS)
+        waiting = self._waiting
+        waiting.reset()
         loop = asyncio.get_running_loop()
         looked = float("-inf")
         while self._ready is None:
             if self._closed:
                 raise StopAsyncIteration
             if self._bucket.expiry_due():
-                with contextlib.suppress(RetryError):  # another keeps the turn: that one, or the next look, will do it
+                with contextlib.suppress(RetryError, ReadOnlyError):  # whoever keeps the turn, or may write, will do it
                     await in_disk_thread(self._bucket.expire)
-            if self._bucket.head() >= self._next or loop.time() - looked > LOOK_SECONDS:
+            if self._bucket.head() >= self._next or loop.time() - looked > LOG_LOOK_SECONDS:
                 looked = loop.time()
                 await in_disk_thread(self._read)
             if self._ready is None:  # also when head is ahead of the log, as a power cut can leave it
-                await asyncio.sleep(backoff.delay())
+                expiry = self._bucket.seconds_to_expiry()
+                await waiting.pause(None if expiry is None else max(expiry, IDLE_SECONDS))
         batch = self._ready
         if len(batch) > limit:
             self._ready, batch = batch[limit:], batch[:limit]
@@ -143,11 +152,13 @@ class EmbeddedWatch(Watch):
     async def aclose(self) -> None:
         """End the watch."""
         self._closed, self._ready = True, None
+        self._waiting.close()
 
     def _read(self) -> None:
         """Read on in the log until something matches or there is no more; called in a thread."""
         bucket = self._bucket
         while not self._closed:
+            check_fingerprint(bucket.reader, self._seen)
             try:
                 batch = bucket.reader.read(self._next, DEFAULT_LIMIT)
             except ExpiredError as exc:
@@ -155,7 +166,7 @@ class EmbeddedWatch(Watch):
             if not len(batch):
                 return
             found = below(envelope_updates(batch, bucket.reader.path), self._prefixes)
-            self._next = batch.next_position
+            self._next, self._seen = batch.next_position, fingerprint_of(batch)
             if len(found):
                 self._ready = found
                 return
