@@ -1,0 +1,162 @@
+"""How an MQTT message travels in a log: envelope v1, the topic as key, the rest as headers.
+
+    key            the topic
+    payload        the payload, as it came
+    event_time_ns  when the broker received it
+    headers        qos ("0", "1", "2")   retain ("1", where it was set)   client (who published it)
+                   id (two bytes, the packet id, with QoS 2)   user.NAME (a user property each, in order)
+                   content_type   response_topic   correlation_data   payload_format   message_expiry
+
+Taps write it, feeds, bridges and the outbox read it.  Headers of a run are the same, so they are encoded once.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import CorruptionError
+from penstock.log.envelope import HEAD, NAME, VALUE
+from penstock.mqtt.packets import NONE, Properties
+from penstock.mqtt.properties import decode_properties, encode_varint
+from penstock.types import Op
+
+__all__ = ["Carried", "encode_carried", "headers_for", "id_header", "ids_of", "open_headers", "with_ids"]
+
+USER: Final = "user."
+RAW: Final = "properties"
+LONGEST_NAME: Final = 65535 - len(USER)
+NUMBERS: Final = ("payload_format", "message_expiry")
+TEXTS: Final = ("content_type", "response_topic")
+_ID: Final = NAME.pack(2) + b"id" + VALUE.pack(2)
+
+
+class Carried(msgspec.Struct, frozen=True):
+    """What the headers of a record say about the message in it.
+
+    >>> open_headers(headers_for(1, True, "pump-7", b"", 30))
+    Carried(qos=1, retain=True, client='pump-7', packet_id=0, properties=Properties(message_expiry=30))
+    """
+
+    qos: int = 0
+    retain: bool = False
+    client: str = ""
+    packet_id: int = 0
+    properties: Properties = NONE
+
+
+def headers_for(qos: int, retain: bool, client: str, forward: bytes = b"", expiry: int = -1) -> bytes:
+    """Return the headers of a message; ``forward`` are its encoded properties without alias and expiry.
+
+    >>> len(headers_for(0, False, "")), len(headers_for(0, False, "pump-7"))
+    (10, 28)
+    """
+    out = [_header(b"qos", b"%d" % qos)]
+    if retain:
+        out.append(_header(b"retain", b"1"))
+    if client:
+        out.append(_header(b"client", client.encode()))
+    if expiry >= 0:
+        out.append(_header(b"message_expiry", b"%d" % expiry))
+    if forward:
+        out += _property_headers(forward)
+    return b"".join(out)
+
+
+def _property_headers(forward: bytes) -> list[bytes]:
+    found, _ = decode_properties(encode_varint(len(forward)) + forward, 0, len(forward) + 4, 3)
+    if any(len(name.encode()) > LONGEST_NAME for name, _ in found.user):
+        return [_header(RAW.encode(), forward)]
+    out = []
+    for name in ("content_type", "response_topic", "correlation_data", "payload_format"):
+        value: Any = getattr(found, name)
+        if value is not None:
+            raw = value if isinstance(value, bytes) else str(value).encode()
+            out.append(_header(name.encode(), raw))
+    out += [_header((USER + name).encode(), value.encode()) for name, value in found.user]
+    return out
+
+
+def _header(name: bytes, value: bytes) -> bytes:
+    return NAME.pack(len(name)) + name + VALUE.pack(len(value)) + value
+
+
+def id_header(packet_id: int) -> bytes:
+    """Return the header that keeps a packet id.
+
+    >>> open_headers(headers_for(2, False, "c") + id_header(515)).packet_id
+    515
+    """
+    return _ID + packet_id.to_bytes(2, "big")
+
+
+def with_ids(headers: bytes, first_id: int, count: int) -> tuple[bytes, NDArray[np.int64], NDArray[np.int64]]:
+    """Return headers for ids that count up: a buffer, and where those of each message are in it."""
+    length = len(headers) + len(_ID) + 2
+    rows = np.empty((count, length), np.uint8)
+    rows[:, : length - 2] = np.frombuffer(headers + _ID, np.uint8)
+    ids = np.arange(first_id, first_id + count)
+    rows[:, -2], rows[:, -1] = ids >> 8, ids & 255
+    return rows.tobytes(), np.arange(count, dtype=np.int64) * length, np.full(count, length, np.int64)
+
+
+def ids_of(headers: bytes) -> int:
+    """Return the packet id in headers, 0 where there is none; ``id`` is the last header."""
+    if len(headers) < len(_ID) + 2 or headers[-len(_ID) - 2 : -2] != _ID:
+        return 0
+    return int.from_bytes(headers[-2:], "big")
+
+
+def encode_carried(topic: bytes, payload: bytes, headers: bytes, when_ns: int, op: Op = Op.PUT) -> bytes:
+    """Return one record; ``encode_envelopes`` makes many.
+
+    >>> from penstock.log.envelope import decode_envelope
+    >>> decode_envelope(encode_carried(b"a/b", b"on", b"", 7)).key
+    b'a/b'
+    """
+    return HEAD.pack(1, op, 0, when_ns, len(topic), len(headers)) + topic + headers + payload
+
+
+def open_headers(raw: bytes) -> Carried:
+    """Return what headers say; those of other writers are passed over."""
+    qos, retain, client, packet_id = 0, False, "", 0
+    values: dict[str, Any] = {}
+    user: list[tuple[str, str]] = []
+    at = 0
+    try:
+        while at < len(raw):
+            (size,) = NAME.unpack_from(raw, at)
+            name = raw[at + 2 : at + 2 + size].decode()
+            at += 2 + size
+            (size,) = VALUE.unpack_from(raw, at)
+            value = raw[at + 4 : at + 4 + size]
+            at += 4 + size
+            if at > len(raw):
+                raise ValueError("cut short")
+            if name == "qos":
+                qos = min(int(value), 2)
+            elif name == "retain":
+                retain = value == b"1"
+            elif name == "client":
+                client = value.decode()
+            elif name == "id":
+                packet_id = int.from_bytes(value, "big")
+            elif name.startswith(USER):
+                user.append((name[len(USER) :], value.decode()))
+            elif name in NUMBERS:
+                values[name] = int(value)
+            elif name in TEXTS:
+                values[name] = value.decode()
+            elif name == "correlation_data":
+                values[name] = value
+            elif name == RAW:
+                given, _ = decode_properties(encode_varint(len(value)) + value, 0, len(value) + 4, 3)
+                return Carried(qos, retain, client, packet_id, given)
+    except (struct.error, ValueError) as exc:
+        raise CorruptionError("envelope", at, f"the headers are malformed: {exc}") from None
+    properties = Properties(**values, user=tuple(user)) if values or user else NONE
+    return Carried(qos, retain, client, packet_id, properties)

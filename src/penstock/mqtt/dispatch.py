@@ -1,0 +1,388 @@
+"""How messages reach sessions: who gets a run, in which form, and what becomes of what nobody can take now.
+
+The part of a broker that every message passes; ``broker`` stands on it.  No socket, clock, file or task in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, Protocol
+
+import msgspec
+
+from penstock.clock import Clock
+from penstock.kernel.mqtt import Run, make_run
+from penstock.mqtt.access import Access, Action, Who
+from penstock.mqtt.agenda import Agenda
+from penstock.mqtt.counts import Counts
+from penstock.mqtt.journal import Journal, Stored
+from penstock.mqtt.options import BrokerOptions
+from penstock.mqtt.packets import Will
+from penstock.mqtt.properties import encode_properties
+from penstock.mqtt.reasons import Reason
+from penstock.mqtt.retained import RetainedMessages
+from penstock.mqtt.routes import NOBODY, Copies, Plan, Routes, Subscription
+from penstock.mqtt.session import NEVER, Budget, Session, Waiting
+from penstock.mqtt.shared import SharedGroup
+from penstock.mqtt.topics import FilterTree
+
+if TYPE_CHECKING:
+    from penstock.mqtt.tap import Tap
+
+__all__ = ["Dispatch", "Origin", "run_of"]
+
+
+class Origin(Protocol):
+    """Who brings messages and is no session: a bridge, a feed."""
+
+    name: str
+
+
+class Dispatch(Agenda):
+    """Routes, queues within their bounds, retained messages and drops; everything is called from one thread."""
+
+    def __init__(self, options: BrokerOptions, clock: Clock, journal: Journal) -> None:
+        super().__init__(clock)
+        self.options = options
+        self.journal = journal
+        self.counts = Counts()
+        self.sessions: dict[str, Session] = {}
+        self.retained = RetainedMessages()
+        self.on_retained: list[Callable[[bytes], None]] = []
+        """Called with a topic whose retained message came, changed or went."""
+        self.on_tapped: Callable[[str, str, Run, int], None] | None = None
+        """Called with a tap's name, its log, a run with a ``traceparent`` that it wrote, and when that came."""
+        self.budget = Budget(options.max_total_queued_bytes, options.max_total_queued_messages)
+        self._last_queued = Waiting(_NOTHING, 0, False, b"")
+        self.tree: FilterTree[Subscription | SharedGroup | Copies] = FilterTree()
+        self.routes = Routes(self.tree)
+        self.access: Access | None = None
+
+    # --- Rules
+
+    def may(self, session: Session, action: Action, topic: str) -> bool:
+        """Whether the rules let a session do that."""
+        return self.access is None or self.access.allows(self.who(session), action, topic)
+
+    def who(self, session: Session) -> Who:
+        """Return a session as rules see it."""
+        link = session.link
+        return Who(session.client_id, session.username, link.address if link is not None else "")
+
+    # --- Messages
+
+    def publish(
+        self, run: Run, publisher: Session | None, *, acknowledged: bool = False, origin: Origin | None = None
+    ) -> int:
+        """Deliver a run; return the reason code of its acknowledgement.
+
+        ``acknowledged`` where one will leave through the gate, so that taps may hold it back.  ``origin`` is who
+        brought it where that is no session.
+        """
+        if run.retain:
+            run = run.detached()  # kept and delivered, and stored once
+            self._retain(run)
+        plan = self.routes.find(run.topic)
+        if plan is NOBODY:
+            return Reason.NO_MATCHING_SUBSCRIBERS
+        if plan.taps:
+            self.copy(plan.taps, run, publisher, acknowledged=acknowledged, origin=origin)
+            reason = self._deliver(run, plan, publisher)
+            return Reason.SUCCESS if reason == Reason.NO_MATCHING_SUBSCRIBERS else reason
+        return self._deliver(run, plan, publisher)
+
+    def copy(
+        self,
+        taps: tuple[Tap, ...],
+        run: Run,
+        publisher: Session | None,
+        *,
+        acknowledged: bool = False,
+        origin: Origin | None = None,
+    ) -> None:
+        """Hand a run to taps; not to one whose owner brought it."""
+        client = publisher.client_id if publisher is not None else origin.name if origin is not None else ""
+        for tap in taps:
+            if origin is None or tap.owner is not origin:
+                tap.take(run, publisher, client, acknowledged=acknowledged)
+
+    def publish_message(
+        self, topic: str, payload: bytes, *, qos: int = 0, retain: bool = False, will: Will | None = None
+    ) -> None:
+        """Publish for the broker itself."""
+        run = run_of(will or Will(topic, payload, qos, retain))
+        if run.expiry >= 0:
+            run.deadline = self.clock.monotonic() + run.expiry
+        self.publish(run, None)
+
+    def _deliver(self, run: Run, plan: Plan, publisher: Session | None) -> int:
+        qos, retain = run.qos, run.retain
+        wire: list[bytes | memoryview | None] = [None, None]
+        kept: Run | None = None
+        stored: Stored | None = None
+        keeps = self.journal.keeps
+        taken = refused = copies = size = 0
+        for target in plan.targets:
+            session = target.session
+            if target.no_local and session is publisher:
+                if target.for_publisher is None:
+                    continue
+                target = target.for_publisher
+            granted = min(target.qos, qos)
+            if granted:
+                if kept is None:
+                    kept = run.detached()
+                flag = retain and target.retain_as_published
+                if keeps and session.expiry > 0:
+                    if stored is None:
+                        stored = self.journal.store(kept)
+                    fits = self.offer(session, kept, granted, flag, target.identifiers, stored)
+                else:
+                    fits = self.offer(session, kept, granted, flag, target.identifiers)
+                if fits:
+                    taken += 1
+                else:
+                    refused += 1
+            elif session.ready:
+                link = session.link
+                assert link is not None
+                if target.plain and not retain and run.longest < link.plain_payload:
+                    version5 = link.version5
+                    data = wire[version5]
+                    if data is None:
+                        data = wire[version5] = _at_most_once(run, version5)
+                    link.write(data)
+                    session.delivered += run.count
+                    copies += 1
+                    size += len(data)
+                else:
+                    link.send_at_most_once(run, retain and target.retain_as_published, target.identifiers)
+                taken += 1
+            else:
+                self.drop(session, run, "slow" if session.link is not None else "offline")
+        if copies:
+            self._count_sent(copies * run.count, copies * run.payload_bytes, size)
+        for group in plan.groups:
+            fits = self._deal(group, run)
+            taken += fits
+            refused += not fits
+        if not taken and refused:
+            return Reason.QUOTA_EXCEEDED
+        return Reason.SUCCESS if taken else Reason.NO_MATCHING_SUBSCRIBERS
+
+    def deliver_plain(self, plan: Plan, run: Run, data: bytes) -> None:
+        """Deliver a plain run that is all there was in a read: the shortest way through the broker."""
+        version5, longest, count = run.version5, run.longest, run.count
+        copies = 0
+        for target in plan.targets:
+            session = target.session
+            if session.ready:
+                link = session.link
+                if link.version5 == version5 and longest < link.plain_payload:  # type: ignore[union-attr]
+                    link.write(data)  # type: ignore[union-attr]
+                    session.delivered += count
+                    copies += 1
+                    continue
+            self._deliver(run, Plan([target], []), None)
+        if copies:
+            counts = self.counts
+            counts.messages_sent += copies * count
+            counts.publish_sent += copies * count
+            counts.publish_bytes_sent += copies * run.payload_bytes
+            counts.bytes_sent += copies * len(data)
+
+    def deliver_streak(self, plan: Plan, runs: list[Run]) -> None:
+        """Deliver runs of QoS 0 that came in a row and go to the same sessions: as they came, in one piece."""
+        first, last = runs[0], runs[-1]
+        version5 = first.version5
+        longest = max(run.longest for run in runs)
+        data: bytes | memoryview = memoryview(first.data)[first.start : last.end]
+        if len(data) == len(first.data):
+            data = first.data
+        count = sum(run.count for run in runs)
+        copies = 0
+        rest = []
+        for target in plan.targets:
+            session = target.session
+            link = session.link
+            if session.ready and link is not None and link.version5 == version5 and longest < link.plain_payload:
+                link.write(data)
+                session.delivered += count
+                copies += 1
+            else:
+                rest.append(target)
+        if copies:
+            payload = sum(run.payload_bytes for run in runs)
+            self._count_sent(copies * count, copies * payload, copies * len(data))
+        if rest:
+            others = Plan(rest, [])
+            for run in runs:
+                self._deliver(run, others, None)
+
+    def _count_sent(self, count: int, payload_bytes: int, size: int) -> None:
+        counts = self.counts
+        counts.messages_sent += count
+        counts.publish_sent += count
+        counts.publish_bytes_sent += payload_bytes
+        counts.bytes_sent += size
+
+    def _deal(self, group: SharedGroup, run: Run) -> bool:
+        """Give each message to one member; return whether any was taken."""
+        topic = run.topic.decode()
+        members = group.choose(run.count, run.qos, lambda session: self.may(session, "receive", topic))
+        if not members:
+            self.count_drop("shared", run.count)
+            return False
+        taken = False
+        for target, hand in zip(members, run.deal(len(members)), strict=False):
+            granted = min(run.qos, target.qos)
+            retain = run.retain and target.retain_as_published
+            if granted:
+                taken |= bool(self.offer(target.session, hand.detached(), granted, retain, target.identifiers))
+            elif target.session.link is not None:
+                target.session.link.send_at_most_once(hand, retain, target.identifiers)
+                taken = True
+        return taken
+
+    def offer(
+        self,
+        session: Session,
+        run: Run,
+        qos: int,
+        retain: bool,
+        identifiers: bytes,
+        stored: Stored | None = None,
+    ) -> int:
+        """Send a run of QoS 1 or 2 to a session, or let it wait; return how many messages it took."""
+        link = session.link
+        if session.ready and link is not None and not session.queue and not session.resend:
+            return link.send(run, qos, retain, identifiers, stored)
+        if link is None and not session.persistent:
+            self.drop(session, run, "offline")
+            return 0
+        if stored is None and self.journal.keeps and session.persistent:
+            stored = self.journal.store(run)
+        last = self._last_queued  # most sessions take a message in the same form: they share what waits
+        if stored is None or last.stored is not stored or last.start or last.count != run.count \
+                or (last.qos, last.retain, last.identifiers) != (qos, retain, identifiers):  # fmt: skip
+            last = Waiting(run, qos, retain, identifiers, stored, 0, self.clock.monotonic())
+            if stored is not None:
+                last.run = None  # the journal has it
+                self._last_queued = last
+        return self.enqueue(session, last, run)
+
+    def enqueue(self, session: Session, waiting: Waiting, run: Run | None = None) -> int:
+        """Let messages wait for a session as far as there is room; return how many."""
+        fits = session.enqueue(waiting)
+        count = 0 if fits is None else fits.count
+        if count < waiting.count:
+            run = run or waiting.run
+            assert run is not None
+            self.drop(session, run, "queue full", waiting.count - count)
+            if self.journal.keeps and session.persistent:
+                self.journal.lost(session, waiting.count - count, "queue full", fresh=True)
+        if fits is not None and fits.stored is not None:
+            self.journal.queued(session, fits)
+        return count
+
+    def drop_if_late(self, session: Session, waiting: Waiting) -> bool:
+        """Drop what waited and has expired, or has waited for too long; return whether that was so."""
+        now = self.clock.monotonic()
+        if waiting.deadline <= now:
+            reason = "expired"
+        elif now - waiting.since >= self.options.max_queued_seconds != NEVER:
+            reason = "too old"
+        else:
+            return False
+        run = waiting.run
+        if run is None:
+            assert waiting.stored is not None
+            run = self.journal.load(waiting.stored)
+        self.drop(session, run or _NOTHING, reason, waiting.count)
+        if waiting.stored is not None:
+            self.journal.consumed(session, waiting.stored, waiting.start + waiting.count)
+            self.journal.lost(session, waiting.count, reason)
+        return True
+
+    def forget_last_queued(self) -> None:
+        """Refer no more to what was queued last."""
+        self._last_queued = Waiting(_NOTHING, 0, False, b"")
+
+    def drop_late(self) -> None:
+        """Drop from the front of every queue what has waited for too long or has expired."""
+        for session in list(self.sessions.values()):
+            while session.queue and self.drop_if_late(session, session.queue[0]):
+                session.dequeue()
+
+    def drop(self, session: Session, run: Run, reason: str, count: int = 0) -> None:
+        """Count messages that a session does not get."""
+        session.drop(self.clock.monotonic(), run.topic, count or run.count, reason)
+        self.count_drop(reason, count or run.count)
+
+    def count_drop(self, reason: str, count: int) -> None:
+        """Count messages that nobody in particular got."""
+        self.counts.dropped[reason] = self.counts.dropped.get(reason, 0) + count
+
+    def _retain(self, run: Run) -> None:
+        """Keep the last message of the run under its topic; an empty one removes what is there (MQTT-3.3.1-6)."""
+        if not self.is_retainable(run.topic):
+            self.count_drop("too many levels", 1)
+            return
+        if self.journal.trouble and not run.topic.startswith(b"$SYS/"):
+            self.count_drop("disk", 1)
+            return
+        if run.count > 1:
+            run = run.split(run.count - 1)[1]
+        if run.payload_bytes == 0:
+            if self.retained.remove(run.topic):
+                if self.journal.keeps:
+                    self.journal.retained(run.topic, None)
+                self._tell_retained(run.topic)
+            return
+        run = run.detached()
+        self.retained.put(run, self.clock.now_ns())
+        if run.expiry >= 0:
+            self.at(run.deadline, lambda: self.retained_due(run))
+        if self.journal.keeps:
+            self.journal.retained(run.topic, run)
+        self._tell_retained(run.topic)
+
+    def is_retainable(self, topic: bytes) -> bool:
+        """Whether a message may be kept under this topic: each level of one is a node of a tree."""
+        return topic.count(b"/") < self.options.max_topic_levels
+
+    def _tell_retained(self, topic: bytes) -> None:
+        for call in self.on_retained:
+            call(topic)
+
+    def retained_due(self, run: Run) -> None:
+        """Forget a retained message that has expired."""
+        if self.retained.get(run.topic) is run:
+            self.retained.remove(run.topic)
+            if self.journal.keeps:
+                self.journal.retained(run.topic, None)
+            self._tell_retained(run.topic)
+
+
+_NOTHING: Final = make_run(b"", [b""], 0, False)
+
+
+def run_of(will: Will) -> Run:
+    """Return a will as something that can be published: without its delay, its expiry beginning now."""
+    properties = will.properties
+    expiry = -1 if properties.message_expiry is None else properties.message_expiry
+    kept = msgspec.structs.replace(properties, message_expiry=None, will_delay=None)
+    forward = encode_properties(kept, length=False)
+    return make_run(will.topic.encode(), [will.payload], will.qos, will.retain, forward, expiry)
+
+
+def _at_most_once(run: Run, version5: bool) -> bytes | memoryview:
+    """Return a run as QoS 0 without retain: as it came, wherever that is the same."""
+    if run.qos == 0:
+        data = run.wire(version5)
+        if data is not None:
+            return data
+    properties = run.forward
+    if run.expiry >= 0:
+        properties = b"\x02" + run.expiry.to_bytes(4, "big") + properties
+    return run.frames(version5, 0, run.topic, properties if version5 else b"", 0)

@@ -1,0 +1,437 @@
+"""Feeds: the way back.  The records of a log are published, through a named cursor that moves when they were taken.
+
+    log ── read(cursor) ──► records ── one run for those of a topic in a row ──► broker has them ──► cursor moves
+
+At least once: after a kill between the last two steps records come again.  A record that is no message (its key is no
+topic, a delete that is not retained) is passed over and counted; a feed never stands still for one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+
+import msgspec
+
+from penstock.batch import Batch, Spans
+from penstock.disk import LoopWait, disk_for, in_disk_thread
+from penstock.errors import ExpiredError, NotFoundError, OptionsError, PenstockError, ReplacedError
+from penstock.lifecycle import Health, State
+from penstock.log.detect import open_log
+from penstock.log.envelope import CONTENT, open_envelopes
+from penstock.log.face import LogReader
+from penstock.log.fingerprint import Fingerprint, check_fingerprint, fingerprint_of
+from penstock.log.sidecar import Sidecar, sidecar_of
+from penstock.metrics import REGISTRY
+from penstock.mqtt.carried import Carried, open_headers
+from penstock.mqtt.inlet import Inlet
+from penstock.mqtt.remote import Remote, RemoteSpec, RemoteTaker, TopicMessages
+from penstock.types import Op
+
+if TYPE_CHECKING:
+    from penstock.mqtt.broker import Broker
+
+__all__ = ["BrokerTaker", "Feed", "FeedSpec", "Taker"]
+
+_log = logging.getLogger(__name__)
+
+_published = REGISTRY.counter("mqtt_feed_messages", "records that feeds published", labels=("feed",))
+_passed = REGISTRY.counter("mqtt_feed_passed", "records that feeds passed over, by reason", labels=("feed", "reason"))
+
+IDLE_SECONDS: Final = 0.02
+ABSENT_SECONDS: Final = 0.25
+RETRY_SECONDS: Final = (0.1, 5.0)
+MOST_CARRIED: Final = 4096
+_FIELD: Final = re.compile(r"\{([^{}]*)\}")
+
+
+class FeedSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One feed, as a table ``[[feeds]]`` of a configuration says it.
+
+    >>> FeedSpec(log="data/alerts", topic="alerts/{key}", retain=True).cursor
+    'mqtt-feed'
+    >>> FeedSpec(log="data/alerts", topic="alerts/#")
+    Traceback (most recent call last):
+    penstock.errors.OptionsError: topic='alerts/#': no wildcards; there are the fields {key} and {client}
+    """
+
+    log: str
+    topic: str = "{key}"
+    """The topic of each message: text with ``{key}`` (of its envelope) and ``{client}``."""
+    name: str = ""
+    """The path of the log unless given."""
+    cursor: str = "mqtt-feed"
+    """The name of the cursor; two feeds of a log need two."""
+    qos: int | None = None
+    """For all; unless said what the record says, 1 where it says nothing."""
+    retain: bool | None = None
+    """For all; unless said what the record says.  With retain a deleted key clears its topic."""
+    start: Literal["earliest", "latest"] = "earliest"
+    """Where a feed begins that has no cursor yet."""
+    batch: int = 1000
+    """Records that are under way at once."""
+    to: RemoteSpec | None = None
+    """Another broker; unless said the one this feed is configured in."""
+
+    def __post_init__(self) -> None:
+        fields = set(_FIELD.findall(self.topic))
+        if not fields <= {"key", "client"} or "+" in self.topic or "#" in self.topic or not self.topic:
+            raise OptionsError(f"topic={self.topic!r}: no wildcards; there are the fields {{key}} and {{client}}")
+        if self.qos not in (None, 0, 1, 2):
+            raise OptionsError(f"qos={self.qos}: must be 0, 1 or 2")
+        if self.batch < 1:
+            raise OptionsError(f"batch={self.batch}: must be at least 1")
+        if self.start not in ("earliest", "latest"):
+            raise OptionsError(f"start={self.start!r}: must be earliest or latest")
+
+
+class Taker(Protocol):
+    """Where a feed publishes."""
+
+    async def take(self, messages: Sequence[TopicMessages]) -> dict[str, int]:
+        """Return when all were taken; with how many never will be, by reason."""
+
+    async def close(self) -> None:
+        """Let go."""
+
+
+class BrokerTaker:
+    """Publishes into the broker of this process."""
+
+    def __init__(self, broker: Broker, name: str, origin: Any = None) -> None:
+        self._inlet = Inlet(broker, name, origin)
+
+    async def take(self, messages: Sequence[TopicMessages]) -> dict[str, int]:
+        """Return when the broker has kept them."""
+        await self._inlet.publish([each.run() for each in messages])
+        return {}
+
+    async def close(self) -> None:
+        """Leave."""
+
+
+class Feed:
+    """One feed; a part (penstock.lifecycle).
+
+    >>> from penstock.mqtt.broker import Broker
+    >>> feed = Feed(FeedSpec(log="data/alerts", topic="alerts/{key}", retain=True), broker=Broker())
+    >>> feed.name, feed.health().state.value
+    ('feed:data/alerts', 'new')
+    """
+
+    def __init__(
+        self,
+        spec: FeedSpec,
+        *,
+        broker: Broker | None = None,
+        taker: Taker | None = None,
+        rename: Callable[[str, Carried], str | None] | None = None,
+        on_moved: Callable[[], None] | None = None,
+    ) -> None:
+        self.spec = spec
+        self.name = f"feed:{spec.name or spec.log}"
+        self.published = 0
+        self.passed: dict[str, int] = {}
+        self.position: int | None = None
+        if taker is None and spec.to is not None:
+            remote = Remote(spec.to.client, pauses=spec.to.reconnect_seconds, on_trouble=self._trouble)
+            taker = RemoteTaker(remote, self.name)
+        elif taker is None:
+            if broker is None:
+                raise OptionsError(f"{self.name}: neither a broker nor the address of one")
+            taker = BrokerTaker(broker, self.name)
+        self._taker = taker
+        self._rename, self._on_moved = rename or self._topic_of, on_moved
+        self.adjust: Callable[[TopicMessages], None] | None = None
+        """Called with each message before it is sent, which it may change."""
+        self._state, self._reason = State.NEW, ""
+        self._stop = asyncio.Event()
+        self._ready = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._error: BaseException | None = None
+        self._reader: LogReader | None = None
+        self._sidecar: Sidecar | None = None
+        self._envelopes = False
+        self._carried: dict[bytes, Carried] = {}
+
+    # --- Life
+
+    async def start(self) -> None:
+        """Begin; a log or a broker that is not there yet is waited for."""
+        self._state = State.STARTING
+        self._task = asyncio.create_task(self._run(), name=self.name)
+
+    async def ready(self) -> None:
+        """Return when it reads the log, or waits for what is not there."""
+        await self._ready.wait()
+        if self._error is not None:
+            raise self._error
+
+    async def drain(self, seconds: float) -> None:
+        """Begin no further batch; finish the one under way within that time."""
+        self._stop.set()
+        if self._state.serves:
+            self._state = State.DRAINING
+        if self._task is not None:
+            await asyncio.wait([self._task], timeout=seconds)
+
+    async def stop(self) -> None:
+        """End; what was not acknowledged comes again with the next start."""
+        self._stop.set()
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        await self._taker.close()
+        if self._reader is not None:
+            self._reader.close()
+        if self._sidecar is not None:
+            self._sidecar.close()
+        if self._state is not State.FAILED:
+            self._state = State.STOPPED
+        self._ready.set()
+
+    async def wait(self) -> None:
+        """Return when it has stopped; raises what made it fail."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
+        if self._error is not None:
+            raise self._error
+
+    async def caught_up(self) -> None:
+        """Return when everything that was in the log at this call has been taken."""
+        while True:
+            self._idle.clear()
+            await self._idle.wait()
+            reader, position = self._reader, self.position
+            if reader is not None and position is not None:
+                end = await in_disk_thread(getattr, reader, "next_position")
+                if position >= end:
+                    return
+
+    def health(self) -> Health:
+        """Return how it is: degraded while the log or the broker is away."""
+        if self._state is State.READY and self._reason:
+            return Health(State.DEGRADED, self._reason)
+        return Health(self._state, self._reason)
+
+    def describe(self) -> dict[str, Any]:
+        """Return what there is to say about it, ready for JSON."""
+        return {
+            "log": self.spec.log,
+            "cursor": self.spec.cursor,
+            "position": self.position,
+            "published": self.published,
+            "passed": dict(self.passed),
+            "to": "this broker" if self.spec.to is None else self.spec.to.url,
+        }
+
+    def _trouble(self, reason: str) -> None:
+        if reason and reason != self._reason:
+            _log.warning("%s: %s", self.name, reason)
+        self._reason = reason
+        self._serving()
+
+    def _serving(self) -> None:
+        if self._state is State.STARTING:
+            self._state = State.READY
+        self._ready.set()
+
+    # --- The work
+
+    async def _run(self) -> None:
+        waiting: LoopWait | None = None
+        waits_for: LogReader | None = None
+        stopped = asyncio.create_task(self._stop.wait())
+        stopped.add_done_callback(lambda _: waiting.wake() if waiting is not None else None)
+        pause, longest = RETRY_SECONDS
+        try:
+            while not self._stop.is_set():
+                try:
+                    count = await self.step()
+                    pause = RETRY_SECONDS[0]
+                except NotFoundError as exc:
+                    self._trouble(str(exc))
+                    await self._sleep(ABSENT_SECONDS)
+                    continue
+                except (PenstockError, OSError) as exc:
+                    self._trouble(str(exc))
+                    await self._sleep(pause)
+                    pause = min(pause * 2, longest)
+                    continue
+                self._serving()
+                if waiting is None or waits_for is not self._reader:
+                    if waiting is not None:
+                        waiting.close()
+                    waits_for = self._reader
+                    waiting = LoopWait(last=IDLE_SECONDS) if waits_for is None else waits_for.waiter()
+                if count:
+                    waiting.reset()
+                else:
+                    self._idle.set()
+                    if not self._stop.is_set():
+                        await waiting.pause()
+        except Exception as exc:  # noqa: BLE001  (a part says why it cannot go on)
+            _log.exception("%s", self.name)
+            self._error = exc
+            self._state, self._reason = State.FAILED, str(exc)
+        finally:
+            stopped.cancel()
+            if waiting is not None:
+                waiting.close()
+            self._ready.set()
+
+    async def _sleep(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._stop.wait()
+
+    async def step(self) -> int:
+        """Publish one batch and move the cursor; return how many records it had, 0 at the end of the log."""
+        if self._reader is None:
+            await in_disk_thread(self._open)
+            self._reason = ""
+        reader, position = self._reader, self.position
+        assert reader is not None
+        assert position is not None
+        try:
+            batch = await in_disk_thread(reader.read, position, self.spec.batch)
+        except ExpiredError:
+            first = await in_disk_thread(lambda: reader.first_position)
+            self._pass("expired")
+            _log.warning("%s: records from %d to %d are gone", self.name, position, first)
+            self.position = first
+            return 1
+        except ReplacedError as exc:
+            _log.warning("%s: %s; it begins again", self.name, exc)
+            await in_disk_thread(reader.close)
+            self._reader = None
+            return 1
+        if not len(batch):
+            return 0
+        messages = self.messages(batch)
+        if messages:
+            for reason, count in (await self._taker.take(messages)).items():
+                self._pass(reason, count)
+        await in_disk_thread(self._move, batch.next_position, fingerprint_of(batch))
+        count = sum(len(each.payloads) for each in messages)
+        self.published += count
+        _published.add(count, feed=self.name)
+        if self._reason:
+            self._trouble("")
+        if self._on_moved is not None:
+            self._on_moved()
+        return len(batch)
+
+    def _open(self) -> None:
+        spec = self.spec
+        disk = disk_for(spec.log)
+        reader = open_log(spec.log, disk=disk, on_damage="skip")
+        try:
+            sidecar = sidecar_of(disk, spec.log)
+            position = sidecar.read_cursor(spec.cursor)
+            seen = sidecar.cursor_seen(spec.cursor)
+            if position is not None and seen is not None:
+                try:
+                    check_fingerprint(reader, seen)
+                except ExpiredError:
+                    pass
+                except ReplacedError as exc:
+                    _log.warning("%s: %s; it begins again", self.name, exc)
+                    position = None
+            if position is None:
+                position = reader.first_position if spec.start == "earliest" else reader.next_position
+                sidecar.write_cursor(spec.cursor, position)
+        except BaseException:
+            reader.close()
+            raise
+        self._envelopes = reader.content == CONTENT
+        if not self._envelopes and "{" in spec.topic and self._rename == self._topic_of:
+            reader.close()
+            raise OptionsError(f"{spec.log}: its records have no keys, so topic={spec.topic!r} names none")
+        self._reader, self._sidecar, self.position = reader, sidecar, position
+
+    def _move(self, position: int, seen: Fingerprint | None) -> None:
+        assert self._sidecar is not None
+        self._sidecar.write_cursor(self.spec.cursor, position, sync=False, seen=seen)
+        self.position = position
+
+    def messages(self, batch: Batch) -> list[TopicMessages]:
+        """Return the messages of records, those of a topic in a row together."""
+        found: list[TopicMessages] = []
+        last: tuple[Any, ...] | None = None
+        for key, headers, op, payload in self._rows(batch):
+            row = (key, headers, op)
+            if row == last:
+                found[-1].payloads.append(payload)
+                continue
+            last = None
+            carried = self._carried_of(headers)
+            try:
+                topic = self._rename(key.decode(), carried)
+            except UnicodeDecodeError:
+                topic = ""
+            if topic is None:  # not for this feed
+                continue
+            if not _is_topic(topic):
+                self._pass("no topic")
+                continue
+            retain = carried.retain if self.spec.retain is None else self.spec.retain
+            if op != Op.PUT:
+                if not retain:
+                    self._pass("a delete that is not retained")
+                    continue
+                payload = b""
+            qos = self.spec.qos
+            if qos is None:
+                qos = carried.qos if headers else 1
+            found.append(TopicMessages(topic, [payload], qos, retain, carried.properties))
+            if self.adjust is not None:
+                self.adjust(found[-1])
+            last = row if op == Op.PUT else None
+        return found
+
+    def _rows(self, batch: Batch) -> Any:
+        if not self._envelopes:
+            return ((b"", b"", Op.PUT, payload) for payload in batch.to_payloads())
+        opened = open_envelopes(batch, self.spec.log)
+        keys, headers, ops = opened.extra["key"], opened.extra["headers"], opened.extra["op"]
+        assert isinstance(keys, Spans)
+        assert isinstance(headers, Spans)
+        return zip(
+            keys.to_list(batch.buffer), headers.to_list(batch.buffer), ops.tolist(), opened.to_payloads(),  # type: ignore[union-attr]
+            strict=True,
+        )  # fmt: skip
+
+    def _carried_of(self, headers: bytes) -> Carried:
+        found = self._carried.get(headers)
+        if found is None:
+            if len(self._carried) >= MOST_CARRIED:
+                self._carried.clear()
+            found = self._carried[headers] = open_headers(headers)
+        return found
+
+    def _topic_of(self, key: str, carried: Carried) -> str | None:
+        if self.spec.topic == "{key}":
+            return key
+        return self.spec.topic.replace("{client}", carried.client).replace("{key}", key)
+
+    def _pass(self, reason: str, count: int = 1) -> None:
+        self.passed[reason] = self.passed.get(reason, 0) + count
+        _passed.add(count, feed=self.name, reason=reason)
+
+
+def _is_topic(topic: str) -> bool:
+    return (
+        bool(topic)
+        and "+" not in topic
+        and "#" not in topic
+        and "\0" not in topic
+        and topic[:1] != "$"
+        and len(topic.encode()) <= 65535
+    )

@@ -1,0 +1,220 @@
+"""The log that a tap writes: opened with the format's options, with a note of how far the journal knows of it.
+
+The note is a register beside the log (log/sidecar.py), ``…penstock-tap``: boot id and the position of the last record
+whose packet ids are in the journal.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Mapping
+from typing import Any, Final
+
+from penstock.batch import Batch, Spans
+from penstock.disk import disk_for
+from penstock.disk.failpoint import fail_point
+from penstock.errors import OptionsError
+from penstock.kernel.mqtt import Run
+from penstock.log.detect import detect, open_log
+from penstock.log.envelope import CONTENT, open_envelopes
+from penstock.log.face import LogWriter
+from penstock.log.find import find_logs
+from penstock.log.options import SyncMode
+from penstock.log.sidecar import Register, sidecar_of
+from penstock.mqtt.carried import ids_of, open_headers
+from penstock.mqtt.places import TapPlace
+from penstock.mqtt.session import Session
+
+__all__ = ["Doubt", "TappedLog", "lost_records", "open_log_writer"]
+
+NOTE_EVERY: Final = 65_536
+"""Records between two notes where no QoS 2 message makes one due sooner."""
+
+REGION_BYTES: Final = 4 << 20
+ROLL_BYTES: Final = 256 << 20
+LARGEST_PAYLOAD: Final = 268_435_456
+
+
+def open_log_writer(
+    path: str, format: str | None, sync: SyncMode, options: Mapping[str, Any], *, alone: bool
+) -> LogWriter:
+    """Open a log of envelopes for writing, created if it is not there; ``alone``: it takes everything of its tap."""
+    disk = disk_for(path)
+    new = disk.stat(path) is None
+    kind = format if new else detect(path, disk)
+    given: dict[str, Any] = {"sync": sync, "content": CONTENT, **options}
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    try:
+        if kind == "filechannel":
+            from penstock.log.filechannel import ChannelOptions, FileChannel
+
+            return FileChannel.open(path, ChannelOptions(**{"collect": False, **given}), disk=disk)
+        if kind == "messagelog":
+            from penstock.log.messagelog import MessageLog, MessageLogOptions
+
+            whole = MessageLogOptions(**{"max_payload_bytes": LARGEST_PAYLOAD, **given})
+            return MessageLog.open(path, whole, disk=disk)
+        from penstock.log.xchannel import Writer
+
+        if new and alone:  # fewer steps, and room for larger messages
+            given = {"region_bytes": REGION_BYTES, **given}
+        return Writer.open(path, disk=disk, **{"roll_bytes": ROLL_BYTES, **given})
+    except TypeError as exc:
+        raise OptionsError(f"{path}: {exc}") from None
+
+
+class TappedLog:
+    """One channel of a tap, open."""
+
+    def __init__(self, path: str, writer: LogWriter, note: Register, boot_id: bytes) -> None:
+        self.path, self.writer = path, writer
+        self.last: int | None = None
+        """The position of the last record appended here."""
+        self._note, self._boot_id = note, boot_id
+        self._due = False
+        self._unnoted = 0
+
+    @classmethod
+    def open(
+        cls, path: str, format: str | None, sync: SyncMode, options: Mapping[str, Any], *, alone: bool
+    ) -> TappedLog:
+        """Open it, created if it is not there."""
+        disk = disk_for(path)
+        writer = open_log_writer(path, format, sync, options, alone=alone)
+        log = cls(path, writer, _note_of(path), disk.boot_id())
+        try:
+            log.last = behind_note(path)[0]
+        except BaseException:
+            log.close()
+            raise
+        return log
+
+    @classmethod
+    def at(cls, place: TapPlace) -> set[str]:
+        """Return the paths of the logs that are there: the one, or all below the folder of a template."""
+        if place.fixed:
+            return {place.template} if os.path.exists(place.template) else set()
+        found = {log.path for log in find_logs(place.root)} if os.path.isdir(place.root) else set()
+        return {path for path in found if place.may_be(path)}
+
+    def append(self, records: list[bytes] | Batch) -> None:
+        """Append records in one call."""
+        fail_point("mqtt.tap.before")
+        if len(records) == 1 and isinstance(records, list):
+            self.last = int(self.writer.append(records[0]))
+        else:
+            self.last = int(self.writer.append_many(records)[-1])
+        fail_point("mqtt.tap.written")  # the log has it, the journal not yet
+
+    def sync(self) -> int:
+        """Return when everything survives a power cut."""
+        return self.writer.sync()
+
+    def noted_later(self, count: int, due: bool) -> None:
+        """Count records; a note is due when ids came with them, or many did."""
+        self._unnoted += count
+        self._due |= due or self._unnoted >= NOTE_EVERY
+
+    def note(self, *, force: bool = False) -> None:
+        """Write the note where it is due."""
+        if (self._due or (force and self._unnoted)) and self.last is not None:
+            fail_point("mqtt.tap.kept")  # the journal has it, the note not yet
+            self._note.write(self._boot_id, self.last, sync=False)
+            fail_point("mqtt.tap.noted")
+            self._due, self._unnoted = False, 0
+
+    def written_since(self, last: int | None, records: list[bytes]) -> int:
+        """Return how many of these records, which were to be appended behind ``last``, are there."""
+        if not records:
+            return 0
+        with open_log(self.path) as log:
+            at = log.first_position if last is None else last
+            done, skip = 0, last
+            while done < len(records):
+                batch = log.read(at)
+                if not len(batch):
+                    break
+                for position, record in zip(batch.positions.tolist(), batch.to_payloads(), strict=True):
+                    if position == skip:
+                        continue
+                    if done == len(records) or record != records[done]:
+                        return done if last is not None else 0
+                    done += 1
+                    self.last = position
+                at = batch.next_position
+            return done
+
+    def close(self) -> None:
+        """Let go of it."""
+        try:
+            self.note(force=True)
+        finally:
+            self._note.close()
+            self.writer.close()
+
+
+def _note_of(path: str) -> Register:
+    disk = disk_for(path)
+    return Register(disk, sidecar_of(disk, path).prefix + "tap")
+
+
+def behind_note(path: str) -> tuple[int | None, list[tuple[bytes, bytes, bytes]]]:
+    """Return the position of the last record, and topic, headers and payload of those with ids behind the note."""
+    found = _note_of(path).read()
+    noted = None if found is None else found[1]
+    last: int | None = None
+    records: list[tuple[bytes, bytes, bytes]] = []
+    with open_log(path) as log:
+        if log.content != CONTENT:
+            return None, records  # another's; a writer of ours is refused here
+        position = log.first_position if noted is None else max(noted, log.first_position)
+        if position >= log.next_position:
+            return noted, records  # nothing, or a power cut took what the note is about
+        while len(batch := log.read(position)):
+            position, last = batch.next_position, int(batch.positions[-1])
+            opened = open_envelopes(batch, path)
+            keys, headers = opened.extra["key"], opened.extra["headers"]
+            assert isinstance(keys, Spans)
+            assert isinstance(headers, Spans)
+            rows = zip(batch.positions.tolist(), keys.to_list(batch.buffer), headers.to_list(batch.buffer),
+                       opened.payloads.to_list(batch.buffer), strict=True)  # fmt: skip
+            records += [(key, head, payload) for at, key, head, payload in rows if at != noted and ids_of(head)]
+    return last, records
+
+
+def lost_records(paths: set[str]) -> bool:
+    """Return whether a power cut has taken records from one of these logs that its note knows of."""
+    for path in paths:
+        disk = disk_for(path)
+        note = _note_of(path)
+        found = note.read()
+        if found is None or found[0] == disk.boot_id():
+            continue
+        with open_log(path) as log:
+            if log.next_position <= found[1]:
+                return True
+    return False
+
+
+class Doubt:
+    """QoS 2 messages that are in a log, while no session may know of them."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, int], tuple[bytes, int]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._known)
+
+    def learn(self, path: str, sessions: Mapping[str, Session]) -> None:
+        """Take in what lies behind the note of a log, before anybody publishes."""
+        for topic, headers, payload in behind_note(path)[1]:
+            carried = open_headers(headers)
+            session = sessions.get(carried.client)
+            if session is not None and carried.packet_id not in session.received:
+                self._known[carried.client, carried.packet_id] = (topic, zlib.crc32(payload))
+
+    def has(self, client: str, run: Run) -> bool:
+        """Return whether this message is in the log already; it is in doubt no longer."""
+        found = self._known.pop((client, run.first_id), None)
+        return found is not None and run.dup and found == (run.topic, zlib.crc32(run.payload()))

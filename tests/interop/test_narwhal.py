@@ -1,0 +1,137 @@
+"""Our channel client against the original server, the original's benchmark tool against ours, in both auth modes.
+
+The original is not on PyPI: build it (public repository narwhal-io/narwhal, ``cargo build --release``) and say where
+with ``PENSTOCK_NARWHAL=target/release``; without it these tests are skipped in one line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from wire_use import PlainAuthenticator, plain_token
+
+from penstock.channels import ChannelServer, Client, Limits, WireSettings
+from penstock.channels.wire import Heard
+from penstock.channels.wire.remote import ModulatorServer
+from penstock.errors import PenstockError, Refused
+
+BUILT = os.environ.get("PENSTOCK_NARWHAL", "")
+SECONDS = 120.0
+
+pytestmark = pytest.mark.skipif(not BUILT, reason="PENSTOCK_NARWHAL does not say where the original was built")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+@asynccontextmanager
+async def original(folder: Path, *, auth: bool) -> AsyncIterator[str]:
+    """Run the original server; with logins, our own modulator server is its modulator."""
+    port, path = free_port(), str(folder / "s2m")
+    extra = f'[modulator]\ntype = "s2m"\n[modulator.s2m-client]\nnetwork = "unix"\nsocket_path = "{path}"\n'
+    config = folder / "config.toml"
+    config.write_text(
+        f"[telemetry.metrics]\nenabled = false\n[c2s-server.listener]\nbind_address = '127.0.0.1'\nport = {port}\n"
+        f"[c2s-server.storage]\ndata_dir = '{folder}/data'\n{extra if auth else ''}"
+    )
+    modulator = ModulatorServer(PlainAuthenticator(), socket_path=path)
+    if auth:
+        await modulator.start()
+    with (folder / "errors").open("ab") as errors:
+        process = subprocess.Popen(
+            [os.path.join(BUILT, "narwhal"), "-c", str(config)], cwd=folder, stdout=subprocess.DEVNULL, stderr=errors
+        )
+    try:
+        async with asyncio.timeout(SECONDS):
+            while True:
+                try:
+                    _, writer = await asyncio.open_connection("127.0.0.1", port)
+                    writer.close()
+                    await writer.wait_closed()
+                    break
+                except OSError:
+                    assert process.poll() is None, (folder / "errors").read_text()
+                    await asyncio.sleep(0.05)
+        yield f"localhost:{port}"
+    finally:
+        process.send_signal(signal.SIGTERM)
+        await asyncio.to_thread(process.wait, 30)
+        if auth:
+            await modulator.stop()
+
+
+def login(name: str, *, auth: bool) -> dict[str, str]:
+    return {"token": plain_token(name)} if auth else {"username": name}
+
+
+@pytest.mark.parametrize("auth", [False, True], ids=["names", "logins"])
+async def test_our_client_uses_the_original_server(tmp_path: Path, auth: bool) -> None:
+    async with asyncio.timeout(SECONDS), original(tmp_path, auth=auth) as address:
+        async with (
+            await Client.connect(address, **login("ann", auth=auth), verify=False) as ann,
+            await Client.connect(address, **login("bob", auth=auth), verify=False) as bob,
+        ):
+            await ann.join("ops")
+            await bob.join("ops")
+            assert sorted(await ann.members("ops")) == ["ann@localhost", "bob@localhost"]
+            numbers = [await ann.broadcast("ops", b"number %d" % n) for n in range(20)]
+            heard: list[tuple[int, str, bytes]] = []
+            async for message in bob.messages():
+                assert isinstance(message, Heard)
+                heard.append((message.seq, message.sender, message.payload))
+                if len(heard) == len(numbers):
+                    break
+            assert heard == [(seq, "ann@localhost", b"number %d" % n) for n, seq in enumerate(numbers)]
+            many = await ann.broadcast_many("ops", [b"x"] * 300)
+            assert len(many) == 300
+            await ann.allow("ops", "publish", ["ann@localhost"])
+            with pytest.raises(Refused, match="NOT_ALLOWED"):
+                await bob.broadcast("ops", b"may I")
+            if auth:
+                await ann.configure("ops", persist=True, max_persist_messages=100)
+                await ann.broadcast("ops", b"kept")
+                _, last = await ann.range("ops")
+                assert [entry.payload for entry in await ann.history("ops", last)] == [b"kept"]
+                await ann.join("jobs")
+                await ann.configure("jobs", persist=True, max_persist_messages=100, type="fifo")
+                await ann.push("jobs", b"one")
+                assert await ann.pop("jobs") == b"one"
+                with pytest.raises(Refused, match="QUEUE_EMPTY"):
+                    await ann.pop("jobs")
+            else:
+                with pytest.raises(Refused, match="FORBIDDEN"):
+                    await ann.configure("ops", persist=True)
+            await bob.leave("ops")
+            await ann.delete("ops")
+            assert "!ops@localhost" not in await ann.channels()
+        with pytest.raises(PenstockError):
+            await Client.connect(address, **login("ann", auth=not auth), verify=False, reconnect=False)
+
+
+@pytest.mark.parametrize("auth", [False, True], ids=["names", "logins"])
+async def test_the_tool_of_the_original_drives_our_server(tmp_path: Path, auth: bool) -> None:
+    limits = Limits(max_channels=1000, max_clients_per_channel=1000, max_persist_messages=1_000_000)
+    server = ChannelServer(
+        tmp_path, port=0, limits=limits, wire=WireSettings(rate_limit=0, outbound_message_queue_size=1_000_000),
+        modulator=PlainAuthenticator() if auth else None,
+    )  # fmt: skip
+    async with server:
+        command = [os.path.join(BUILT, "narwhal-bench"), "-s", server.addresses["channels"], "-p", "2", "-c", "3"]
+        command += ["-d", "2s", "--payload-size", "256"]
+        command += ["--auth-password", "s3cret", "--persist", "--flush-interval-ms", "100"] if auth else []
+        process = await asyncio.create_subprocess_exec(
+            *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        )
+        out, _ = await asyncio.wait_for(process.communicate(), SECONDS)
+    assert process.returncode == 0, out.decode()

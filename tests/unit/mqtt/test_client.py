@@ -1,0 +1,252 @@
+"""Promises of the client: both versions on every wire, nothing lost or doubled across reconnects, bounded both ways."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mqtt_server_use import address, broker, trusted
+from net_use import eventually
+
+from penstock.errors import ClosedError, NotConnected, OptionsError, Refused
+from penstock.mqtt.client import Client, ClientOptions, Message
+from penstock.mqtt.client_core import ClientCore
+from penstock.mqtt.codec import encode
+from penstock.mqtt.packets import NONE, Ack, Connack, Connect, Filter, Kind, Properties, Will
+from penstock.mqtt.reasons import Reason
+from penstock.net import change_credentials, hash_password
+from penstock.testing.proxy import TcpProxy
+
+WIRES = ["mqtt", "mqtts", "ws", "wss", "unix"]
+
+
+async def take(client: Client, count: int) -> list[Message]:
+    found: list[Message] = []
+    async with asyncio.timeout(60):
+        async for message in client.messages():
+            found.append(message)
+            if len(found) == count:
+                break
+    return found
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("version", [4, 5])
+async def test_every_wire_and_version_carries_every_qos(tmp_path: Path, wire: str, version: int) -> None:
+    async with broker(tmp_path) as server:
+        options = ClientOptions(version=version, client_id="c", tls=trusted(tmp_path))
+        async with Client(address(server, wire), options) as client:
+            assert await client.subscribe("t/#", qos=2) == (2,)
+            for qos in (0, 1, 2):
+                await client.publish(f"t/{qos}", b"one", qos=qos)
+                await client.publish_many(f"t/{qos}", [b"%d" % number for number in range(500)], qos=qos)
+            found = await take(client, 3 * 501)
+            for qos in (0, 1, 2):
+                own = [message for message in found if message.topic == f"t/{qos}"]
+                assert [message.payload for message in own] == [b"one", *(b"%d" % number for number in range(500))]
+                assert {message.qos for message in own} == {qos}
+            assert client.connected
+
+
+async def test_properties_travel_both_ways(tmp_path: Path) -> None:
+    async with broker(tmp_path) as server, Client(address(server, "mqtt")) as client:
+        assert client.client_id  # given by the server
+        await client.subscribe(Filter("t", 1, retain_as_published=True), identifier=7)
+        sent = Properties(content_type="x", user=(("a", "1"), ("a", "2")), correlation_data=b"c", message_expiry=60)
+        await client.publish("t", b"p", qos=1, properties=sent)
+        (found,) = await take(client, 1)
+        assert found.properties.user == sent.user
+        assert found.properties.content_type == "x"
+        assert found.properties.subscription_ids == (7,)
+        assert found.properties.message_expiry == 60
+
+
+async def test_more_messages_than_ids_or_window_go_in_order(tmp_path: Path) -> None:
+    from penstock.mqtt.options import BrokerOptions
+
+    narrow = BrokerOptions(receive_maximum=100)
+    async with broker(tmp_path, broker=narrow) as server, Client(address(server, "mqtt")) as client:
+        await client.subscribe("t", qos=2)
+        sent = [b"%d" % number for number in range(3_000)]
+        for qos in (1, 2):
+            publishing = asyncio.create_task(client.publish_many("t", sent, qos=qos))
+            assert [message.payload for message in await take(client, 3_000)] == sent
+            await publishing
+
+
+async def test_ids_wrap_around(tmp_path: Path) -> None:
+    async with broker(tmp_path) as server, Client(address(server, "mqtt")) as client:
+        payloads = [b""] * 20_000
+        for _ in range(4):
+            await client.publish_many("t", payloads, qos=1)
+        await asyncio.gather(*(client.publish("t", b"", qos=2) for _ in range(200)))
+        assert client._core.unfinished == 0
+
+
+@pytest.mark.parametrize("version", [4, 5])
+async def test_a_lost_connection_is_made_again_and_nothing_is_lost_or_doubled(tmp_path: Path, version: int) -> None:
+    async with broker(tmp_path) as server:
+        with TcpProxy(int(server.addresses["mqtt"].rpartition(":")[2])) as proxy:
+            options = ClientOptions(
+                version=version, client_id="c", clean=False, session_expiry=600, reconnect_seconds=(0.01, 0.1)
+            )
+            async with Client(f"mqtt://127.0.0.1:{proxy.port}", options) as client:
+                await client.subscribe("t", qos=2)
+                got: list[bytes] = []
+
+                async def consume() -> None:
+                    async for batch in client.batches():
+                        got.extend(payload for run in batch for payload in run.payloads())
+
+                consuming = asyncio.create_task(consume())
+                for number in range(40):
+                    publishing = asyncio.create_task(client.publish_many("t", [b"%d" % number] * 1, qos=2))
+                    if number % 8 == 3:
+                        proxy.cut()
+                        proxy.heal()
+                    async with asyncio.timeout(60):
+                        await publishing
+                await eventually(lambda: len(got) >= 40)
+                assert got == [b"%d" % number for number in range(40)]
+                assert client.reconnects >= 1
+                consuming.cancel()
+
+
+async def test_a_server_that_forgot_the_session_is_subscribed_to_again(tmp_path: Path) -> None:
+    async with broker(tmp_path) as server:
+        with TcpProxy(int(server.addresses["mqtt"].rpartition(":")[2])) as proxy:
+            options = ClientOptions(version=5, reconnect_seconds=(0.01, 0.1))
+            async with Client(f"mqtt://127.0.0.1:{proxy.port}", options) as client:
+                await client.subscribe("t", qos=1)
+                proxy.cut()
+                proxy.heal()
+                await eventually(lambda: client.reconnects == 1)
+                await client.publish("t", b"again", qos=1)
+                assert (await take(client, 1))[0].payload == b"again"
+
+
+async def test_what_a_consumer_had_not_dealt_with_comes_again(tmp_path: Path) -> None:
+    async with broker(tmp_path) as server:
+        options = ClientOptions(client_id="worker", clean=False, session_expiry=600)
+        async with Client(address(server, "mqtt"), options) as client:
+            await client.subscribe("jobs", qos=1)
+        async with Client(address(server, "mqtt")) as boss:
+            await boss.publish_many("jobs", [b"%d" % number for number in range(10)], qos=1)
+
+        async def fail_on_the_fourth() -> None:
+            async with Client(address(server, "mqtt"), options) as client:
+                async for message in client.messages():
+                    if message.payload == b"3":
+                        raise RuntimeError("on 3")
+
+        with pytest.raises(RuntimeError, match="on 3"):
+            await fail_on_the_fourth()
+        async with Client(address(server, "mqtt"), options) as client:
+            assert [message.payload for message in await take(client, 4)] == [b"3", b"4", b"5", b"6"]
+        async with Client(address(server, "mqtt"), options) as client:
+            assert [message.payload for message in await take(client, 3)] == [b"7", b"8", b"9"]
+
+
+async def test_a_slow_consumer_stops_the_reading(tmp_path: Path) -> None:
+    async with broker(tmp_path) as server:
+        options = ClientOptions(max_queued_messages=100)
+        async with Client(address(server, "mqtt"), options) as slow, Client(address(server, "mqtt")) as fast:
+            await slow.subscribe("t", qos=1)
+            sent = [b"%05d" % number + bytes(200) for number in range(5_000)]
+            await fast.publish_many("t", sent, qos=1)
+            await eventually(lambda: slow._arrived_count > 100)
+            assert slow._arrived_count <= 2_000  # the receive maximum and a read
+            assert [message.payload for message in await take(slow, 5_000)] == sent
+
+
+async def test_batches_are_runs_and_count_as_one_acknowledgement(tmp_path: Path) -> None:
+    async with broker(tmp_path) as server, Client(address(server, "mqtt")) as client:
+        await client.subscribe("t", qos=1)
+        await client.publish_many("t", [b"x"] * 900, qos=1)
+        count = 0
+        async for batch in client.batches():
+            count += sum(run.count for run in batch)
+            if count == 900:
+                break
+        assert count == 900
+
+
+async def test_a_will_is_published_and_retained_messages_come(tmp_path: Path) -> None:
+    async with broker(tmp_path) as server, Client(address(server, "mqtt")) as watcher:
+        await watcher.publish("state", b"on", qos=1, retain=True)
+        await watcher.subscribe("state", "gone")
+        assert [(m.payload, m.retain) for m in await take(watcher, 1)] == [(b"on", True)]
+        mortal = Client(address(server, "mqtt"), ClientOptions(will=Will("gone", b"bye"), reconnect=False))
+        await mortal.start()
+        assert mortal._connection is not None
+        mortal._connection.abort("the end")
+        assert (await take(watcher, 1))[0].payload == b"bye"
+
+
+async def test_who_is_refused_is_told_why(tmp_path: Path) -> None:
+    passwords = str(tmp_path / "passwords")
+    change_credentials(passwords, "ann", hash_password("s3cret"))
+    acl = tmp_path / "acl.toml"
+    acl.write_text('everyone = ["r"]\n[roles.r]\nallow = ["all own/%u/#"]\n')
+    async with broker(tmp_path, passwords=passwords, acl=str(acl)) as server:
+        for version in (4, 5):
+            for wrong in ({"username": "ann", "password": "guess"}, {}):
+                options: dict[str, Any] = {"version": version, **wrong}
+                with pytest.raises(Refused, match=r"BAD_USER_NAME_OR_PASSWORD|NOT_AUTHORIZED"):
+                    await Client(address(server, "mqtt"), ClientOptions(**options)).start()
+        good = ClientOptions(username="ann", password="s3cret")
+        async with Client(address(server, "mqtt"), good) as client:
+            assert await client.subscribe("own/ann/#", "own/bob/#") == (0, 0x87)
+            await client.publish("own/ann/x", b"", qos=1)
+            with pytest.raises(Refused, match="NOT_AUTHORIZED"):
+                await client.publish("own/bob/x", b"", qos=1)
+
+
+async def test_use_before_and_after_its_life_and_wrong_arguments_are_told(tmp_path: Path) -> None:
+    async with broker(tmp_path) as server:
+        client = Client(address(server, "mqtt"))
+        with pytest.raises(NotConnected, match="not started"):
+            await client.publish("t", b"")
+        await client.start()
+        with pytest.raises(OptionsError, match="no topic"):
+            await client.publish("a/#", b"")
+        with pytest.raises(OptionsError, match="65535"):
+            await client.publish("x" * 70_000, b"")
+        waiting = asyncio.create_task(anext(client.messages(), None))  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        await client.stop()
+        await client.stop()
+        assert await waiting is None
+        with pytest.raises(ClosedError):
+            await client.publish("t", b"", qos=1)
+    with pytest.raises(NotConnected):
+        await Client(address(server, "mqtt")).start()
+
+
+async def test_a_server_that_falls_silent_is_noticed(tmp_path: Path) -> None:
+    async with broker(tmp_path) as server:
+        with TcpProxy(int(server.addresses["mqtt"].rpartition(":")[2])) as proxy:
+            options = ClientOptions(keep_alive=1, reconnect_seconds=(0.01, 0.1), connect_seconds=2.0)
+            async with Client(f"mqtt://127.0.0.1:{proxy.port}", options) as client:
+                proxy.stall()
+                await eventually(lambda: not client.connected)
+                proxy.heal()
+                await eventually(lambda: client.reconnects == 1)
+
+
+def test_a_release_that_the_server_had_finished_before_is_no_refusal() -> None:
+    core = ClientCore(Connect("c", version=5, clean=False))
+    worst: list[int] = []
+    core.begin()
+    core.receive(encode(Connack(), 5))
+    core.publish("a", [b"x"], 2, False, NONE, lambda reason, _: worst.append(reason))
+    core.receive(encode(Ack(Kind.PUBREC, 1), 5))
+    core.lost()
+    core.begin()  # the PUBCOMP was lost with the connection
+    core.data_to_send()
+    core.receive(encode(Connack(session_present=True), 5))
+    assert core.data_to_send() == encode(Ack(Kind.PUBREL, 1), 5)
+    core.receive(encode(Ack(Kind.PUBCOMP, 1, Reason.PACKET_ID_NOT_FOUND), 5))  # MQTT 5, 3.7.2.1: not an error
+    assert worst == [0]

@@ -1,0 +1,233 @@
+"""Promise: an answer leaves when what it promises is kept, in order; a publish that is not kept is not acknowledged."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+from mqtt_use import Device, ManualLoop, World
+
+from penstock.kernel.mqtt import Run
+from penstock.mqtt import packets as p
+from penstock.mqtt.gate import MOST_HELD, TurnGate
+from penstock.mqtt.packets import Kind
+from penstock.mqtt.reasons import Reason
+from penstock.mqtt.session import Session
+
+
+class Disk:
+    """A step that counts turns, fails on demand and gives out futures on demand."""
+
+    def __init__(self) -> None:
+        self.turns = 0
+        self.error: OSError | None = None
+        self.futures: list[Future[int]] | None = None
+
+    def end_turn(self) -> Future[int] | None:
+        if self.error is not None:
+            raise self.error
+        self.turns += 1
+        if self.futures is None:
+            return None
+        self.futures.append(Future())
+        return self.futures[-1]
+
+
+class Gated(World):
+    def __init__(self, **options: Any) -> None:
+        self.loop = ManualLoop()
+        self.gate = TurnGate(self.loop)
+        self.disk = Disk()
+        self.gate.steps.append(self.disk)
+        super().__init__(gate=self.gate, **options)
+
+    def device(self, client_id: str = "dev", version: int = 5, **given: Any) -> Device:
+        device = Device(self.broker, version)
+        device.send(p.Connect(client_id, version, **given))
+        self.loop.run()
+        assert isinstance(device.read()[0], p.Connack)
+        return device
+
+
+def acks(device: Device) -> list[tuple[int, int]]:
+    return [(packet.packet_id, packet.reason) for packet in device.read() if isinstance(packet, p.Ack)]
+
+
+def test_answers_of_many_connections_leave_with_one_write_of_the_turn() -> None:
+    world = Gated()
+    one, two = world.device("one"), world.device("two")
+    world.disk.turns = 0
+    for number in range(1, 4):
+        assert one.publish("a", b"x", 1, number) == []
+        assert two.publish("a", b"x", 2, number) == []
+    world.loop.run()
+    assert world.disk.turns == 1
+    assert [number for number, _ in acks(one)] == [1, 2, 3] == [number for number, _ in acks(two)]
+    assert world.gate.held_bytes == 0
+
+
+def test_turns_wait_for_their_futures_in_order_while_the_next_is_decided() -> None:
+    world = Gated()
+    device = world.device()
+    world.disk.futures = futures = []
+    for number in (1, 2, 3):
+        device.publish("a", b"x", 1, number)
+        world.loop.run()
+    assert acks(device) == []
+    futures[1].set_result(0)
+    world.loop.run()
+    assert acks(device) == []  # the first turn has not left yet
+    futures[0].set_result(0)
+    world.loop.run()
+    assert [number for number, _ in acks(device)] == [1, 2]
+
+
+def test_a_disconnect_waits_for_the_answers_before_it() -> None:
+    world = Gated()
+    world.disk.futures = []
+    device = Device(world.broker, 5)
+    device.send(p.Connect("dev", 5))
+    world.broker.shut_down()
+    assert not device.closed
+    world.loop.run()
+    assert not device.closed
+    for future in world.disk.futures:
+        future.set_result(0)
+    world.loop.run()
+    assert [type(packet) for packet in device.read()] == [p.Connack, p.Disconnect]
+    assert device.closed
+
+
+def test_nothing_overtakes_connack() -> None:
+    world = Gated()
+    pub = world.device("pub")
+    sub = Device(world.broker, 5)
+    world.disk.futures = futures = []
+    sub.send(p.Connect("sub", 5))
+    sub.send(p.Subscribe(1, (p.Filter("a"),)))
+    pub.publish("a", b"1")
+    world.loop.run()
+    pub.publish("a", b"2")  # of a turn that leaves later than CONNACK
+    world.loop.run()
+    assert sub.read() == []
+    futures[0].set_result(0)
+    world.loop.run()
+    pub.publish("a", b"3")
+    world.loop.run()
+    while open_ones := [future for future in futures if not future.done()]:
+        for future in open_ones:
+            future.set_result(0)
+        world.loop.run()
+    pub.publish("a", b"4")
+    found = sub.read()
+    assert [type(packet) for packet in found[:2]] == [p.Connack, p.Suback]
+    assert [packet.payload for packet in found[2:] if isinstance(packet, p.Publish)] == [b"1", b"2", b"3", b"4"]
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_a_publish_that_cannot_be_written_is_not_acknowledged_and_others_go_on_when_the_disk_does(version: int) -> None:
+    world = Gated()
+    pub, sub = world.device("pub", version), world.device("sub", version)
+    sub.subscribe("a", qos=1)
+    world.loop.run()
+    sub.read()
+    world.disk.error = OSError(28, "No space left on device")
+    pub.publish("a", b"x", 1, 1)
+    world.loop.run()
+    assert pub.closed
+    told = [packet.reason for packet in pub.read() if isinstance(packet, p.Disconnect)]
+    assert told == ([Reason.QUOTA_EXCEEDED] if version == 5 else [])
+    assert not sub.closed
+    assert sub.payloads() == []  # its packet id is not kept yet
+    assert "No space" in world.gate.trouble
+    world.disk.error = None
+    world.loop.run(later=True)
+    assert sub.payloads() == [b"x"]
+    assert world.gate.trouble == ""
+
+
+def test_a_sync_that_fails_is_tried_again_and_cuts_off_only_who_published() -> None:
+    world = Gated()
+    pub, sub = world.device("pub"), world.device("sub")
+    sub.subscribe("a", qos=1)
+    world.loop.run()
+    sub.read()
+    world.disk.futures = futures = []
+    pub.publish("a", b"x", 1, 1)
+    world.loop.run()
+    futures[0].set_exception(OSError(5, "Input/output error"))
+    world.loop.run()
+    assert pub.closed
+    assert not sub.closed
+    world.loop.run(later=True)
+    futures[-1].set_result(0)
+    world.loop.run()
+    assert sub.payloads() == [b"x"]
+
+
+class Tap:
+    """What a tap does: a ticket for each run of QoS 1 or 2, settled when the test says so."""
+
+    def __init__(self, world: Gated) -> None:
+        self.world = world
+        self.tickets: list[Any] = []
+        inner = world.broker.publish
+
+        def publish(run: Run, publisher: Session | None, **given: Any) -> int:
+            if run.qos:
+                self.tickets.append(world.gate.ticket())
+            return inner(run, publisher, **given)
+
+        world.broker.publish = publish  # type: ignore[method-assign]
+
+
+def test_a_ticket_holds_one_publisher_back_and_nobody_else() -> None:
+    world = Gated()
+    tap = Tap(world)
+    one, two = world.device("one"), world.device("two")
+    one.publish("a", b"x", 1, 1)
+    one.publish("a", b"x", 1, 2)
+    two.publish("a", b"x", 1, 9)
+    world.loop.run()
+    tap.tickets[2].done()
+    assert [number for number, _ in acks(two)] == [9]
+    tap.tickets[1].done()
+    assert acks(one) == []  # in order
+    tap.tickets[0].done()
+    assert [number for number, _ in acks(one)] == [1, 2]
+    assert world.gate.held_bytes == 0
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_a_ticket_that_is_refused_says_so_and_frees_the_packet_id(qos: int) -> None:
+    world = Gated()
+    tap = Tap(world)
+    new, old = world.device("new"), world.device("old", 4)
+    new.publish("a", b"x", qos, 5)
+    old.publish("a", b"x", qos, 5)
+    for ticket in tap.tickets:
+        ticket.refuse(Reason.QUOTA_EXCEEDED)
+    world.loop.run()
+    assert acks(new) == [(5, 0x97)]
+    assert world.broker.sessions["new"].received == set()
+    assert old.closed
+    assert acks(old) == []
+
+
+def test_who_has_too_much_waiting_is_not_read_from_until_it_left() -> None:
+    world = Gated(max_queued_bytes=1 << 40)
+    pub, sub = world.device("pub"), world.device("sub")
+    sub.subscribe("a", qos=1)
+    world.loop.run()
+    world.disk.futures = futures = []
+    for number in range(1, 4):
+        pub.publish("a", bytes(MOST_HELD // 2), 1, number)
+    world.loop.run()
+    assert not sub.wire.reading
+    for future in futures:
+        future.set_result(0)
+    world.loop.run()
+    assert sub.wire.reading
+    assert len(sub.payloads()) == 3
+    sub.ack(Kind.PUBACK, 1)

@@ -1,0 +1,324 @@
+"""Taps on a broker without a socket."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mqtt_use import Device, ManualLoop, World
+
+from penstock.errors import OptionsError
+from penstock.log import open_log
+from penstock.log.envelope import decode_envelope
+from penstock.mqtt import packets as p
+from penstock.mqtt.carried import open_headers
+from penstock.mqtt.gate import TurnGate
+from penstock.mqtt.packets import Kind
+from penstock.mqtt.tap import Tap, TapSpec
+
+
+class Tapped(World):
+    """A broker with taps whose turns are ended by hand."""
+
+    def __init__(self, *specs: TapSpec, **options: Any) -> None:
+        self.loop = ManualLoop()
+        super().__init__(gate=TurnGate(self.loop), **options)
+        self.taps = [Tap(spec, self.broker) for spec in specs]
+        for tap in self.taps:
+            tap.attach()
+
+    def device(self, client_id: str = "dev", version: int = 5, **given: Any) -> Device:
+        device = Device(self.broker, version)
+        properties = p.Properties(**given.pop("properties", {}))
+        device.send(p.Connect(client_id, version, properties=properties, **given))
+        self.turn(device)
+        return device
+
+    def turn(self, device: Device | None = None) -> list[p.Packet]:
+        """End the turn; return what the device got."""
+        self.loop.run()
+        return device.read() if device is not None else []
+
+    def close(self) -> None:
+        for tap in self.taps:
+            tap._detach()
+            tap._close_logs()
+
+
+def records(path: Path | str) -> list[Any]:
+    with open_log(str(path)) as log:
+        found, at = [], log.first_position
+        while len(batch := log.read(at)):
+            found += [decode_envelope(payload) for payload in batch.to_payloads()]
+            at = batch.next_position
+        return found
+
+
+def payloads(path: Path | str) -> list[bytes]:
+    return [record.payload for record in records(path)]
+
+
+@pytest.mark.parametrize("format", ["xchannel", "filechannel", "messagelog"])
+def test_a_tap_keeps_payload_topic_and_everything_that_came_with_it(tmp_path: Path, format: Any) -> None:
+    world = Tapped(TapSpec(filter="plant/#", path=f"{tmp_path}/log", format=format))
+    device = world.device("pump-7")
+    before = world.clock.now_ns()
+    user = (("unit", "C"), ("unit", "again"))
+    given: dict[str, Any] = {
+        "content_type": "text/plain",
+        "user": user,
+        "correlation_data": b"\0\xff",
+        "message_expiry": 30,
+    }
+    device.publish("plant/7", b"\x00\xff", 1, packet_id=4, retain=True, properties=given)
+    assert world.turn(device) == [p.Ack(Kind.PUBACK, 4)]
+    device.publish("elsewhere", b"no")
+    for number in range(40):  # a run long enough for the vectorised way
+        device.link.received(b"")
+        device.publish("plant/8", b"%d" % number)
+    device.send_raw(b"".join(p_bytes("plant/9", b"%d" % n, 2, n + 1) for n in range(40)))
+    assert world.turn(device) == [p.Ack(Kind.PUBREC, n + 1) for n in range(40)]
+    found = records(f"{tmp_path}/log")
+    assert [record.payload for record in found] == [b"\x00\xff", *([b"%d" % n for n in range(40)] * 2)]
+    first, last = found[0], found[-1]
+    assert (first.key, first.event_time_ns >= before) == (b"plant/7", True)
+    raw = headers_raw(f"{tmp_path}/log", 0)
+    carried = open_headers(raw)
+    assert (carried.qos, carried.retain, carried.client) == (1, True, "pump-7")
+    assert carried.properties == p.Properties(**given)
+    assert last.headers["qos"] == b"2"
+    assert int.from_bytes(last.headers["id"], "big") == 40
+    world.close()
+
+
+def p_bytes(topic: str, payload: bytes, qos: int, packet_id: int, **given: Any) -> bytes:
+    from penstock.mqtt.codec import encode
+
+    return encode(p.Publish(topic, payload, qos, packet_id=packet_id, **given), 5)
+
+
+def headers_raw(path: str, index: int) -> bytes:
+    from penstock.log.envelope import open_envelopes
+
+    with open_log(path) as log:
+        batch = open_envelopes(log.read(log.first_position))
+        spans: Any = batch.extra["headers"]
+        return bytes(spans.to_list(batch.buffer)[index])
+
+
+def test_an_acknowledgement_leaves_after_the_log_has_the_message(tmp_path: Path) -> None:
+    path = f"{tmp_path}/log"
+    world = Tapped(TapSpec(filter="#", path=path))
+    device = world.device("dev", 5)
+    assert device.publish("a", b"1", 1, packet_id=1) == []
+    assert payloads(path) == []
+    assert world.turn(device) == [p.Ack(Kind.PUBACK, 1)]
+    assert payloads(path) == [b"1"]
+    world.close()
+
+
+def test_messages_of_all_clients_in_a_turn_are_one_append(tmp_path: Path) -> None:
+    world = Tapped(TapSpec(filter="#", path=f"{tmp_path}/log"))
+    log = world.taps[0]._logs[f"{tmp_path}/log"]
+    calls = []
+    append = log.append
+    log.append = lambda part: calls.append(len(part)) or append(part)  # type: ignore[method-assign,func-returns-value,assignment]
+    devices = [world.device(f"dev-{n}") for n in range(5)]
+    for number, device in enumerate(devices):
+        device.publish(f"a/{number}", b"%d" % number, number % 3, packet_id=1 if number % 3 else 0)
+    world.turn()
+    assert calls == [5]
+    assert payloads(f"{tmp_path}/log") == [b"0", b"1", b"2", b"3", b"4"]
+    world.close()
+
+
+def test_overlapping_filters_of_a_tap_write_once_and_a_reading_turn_keeps_the_order(tmp_path: Path) -> None:
+    world = Tapped(
+        TapSpec(filter=("a/#", "a/+", "#"), path=f"{tmp_path}/one"), TapSpec(filter="a/b", path=f"{tmp_path}/two")
+    )
+    device = world.device()
+    for number in range(3):
+        device.publish("a/b", b"%d" % number)
+        device.publish("a/c", b"c%d" % number)
+    world.turn()
+    assert payloads(f"{tmp_path}/one") == [b"0", b"c0", b"1", b"c1", b"2", b"c2"]
+    assert payloads(f"{tmp_path}/two") == [b"0", b"1", b"2"]
+    world.close()
+
+
+def test_a_template_chooses_the_channel_within_its_bound(tmp_path: Path) -> None:
+    spec = TapSpec(filter="#", path=f"{tmp_path}/x/{{1}}-{{client}}", max_channels=3, max_open=2, on_failure="refuse")
+    world = Tapped(spec)
+    evil = world.device("../../etc/passwd")
+    evil.publish("a/1", b"evil", 1, packet_id=1)
+    assert world.turn(evil) == [p.Ack(Kind.PUBACK, 1)]
+    device = world.device("ann")
+    for number, topic in enumerate(["b/1", "c/1", "b/2"]):
+        device.publish(topic, topic.encode(), 1, packet_id=number + 1)
+    assert [ack.reason for ack in world.turn(device) if isinstance(ack, p.Ack)] == [0, 0, 0]
+    assert len(world.taps[0]._logs) == 2
+    device.publish("d/1", b"one too many", 1, packet_id=9)
+    assert world.turn(device) == [p.Ack(Kind.PUBACK, 9, 0x97)]
+    assert payloads(f"{tmp_path}/x/b-ann") == [b"b/1", b"b/2"]
+    assert payloads(f"{tmp_path}/x/a-%2E.%2F..%2Fetc%2Fpasswd") == [b"evil"]
+    assert {each.name for each in tmp_path.iterdir()} == {"x"}
+    world.close()
+
+
+def broken(world: Tapped, path: str) -> Any:
+    """Make the tap's log fail; return what mends it."""
+    tap = world.taps[0]
+    log = tap._logs[path]
+    real = log.append
+
+    def fail(_part: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    log.append = fail  # type: ignore[method-assign,assignment]
+    opened = tap._open
+
+    def not_yet(where: str) -> Any:
+        raise OSError(28, "No space left on device")
+
+    tap._open = lambda where: log if where in tap._logs else not_yet(where)  # type: ignore[method-assign,assignment]
+
+    def mend() -> None:
+        log.append = real  # type: ignore[method-assign]
+        tap._open = opened  # type: ignore[method-assign]
+
+    return mend
+
+
+def test_block_holds_that_publisher_and_nobody_else_until_the_log_takes_it(tmp_path: Path) -> None:
+    path = f"{tmp_path}/log"
+    world = Tapped(TapSpec(filter="plant/#", path=path, on_failure="block"))
+    device, other, listener = world.device("dev", 4), world.device("other"), world.device("listener")
+    listener.subscribe("plant/#")
+    world.turn(listener)
+    mend = broken(world, path)
+    device.publish("plant/1", b"1", 1, packet_id=1)
+    device.publish("plant/1", b"2")
+    other.publish("office/1", b"x", 1, packet_id=1)
+    assert world.turn(other) == [p.Ack(Kind.PUBACK, 1, 0x10)]
+    assert listener.payloads() == [b"1", b"2"]  # who subscribes gets it all the same
+    assert (device.read(), device.wire.reading, other.wire.reading) == ([], False, True)
+    assert world.taps[0].health().state.value == "degraded"
+    world.pass_(0.3)
+    assert (device.read(), payloads(path)) == ([], [])
+    mend()
+    world.pass_(5.0)
+    assert device.read() == [p.Ack(Kind.PUBACK, 1)]
+    assert (payloads(path), device.wire.reading) == ([b"1", b"2"], True)
+    assert world.taps[0].health().state.value == "ready"
+    world.close()
+
+
+def test_what_waits_for_a_log_is_bounded(tmp_path: Path) -> None:
+    path = f"{tmp_path}/log"
+    world = Tapped(TapSpec(filter="#", path=path, max_backlog_bytes=1000))
+    device = world.device()
+    broken(world, path)
+    for number in range(10):
+        device.publish("a", bytes(400), 1, packet_id=number + 1)
+        device.publish("a", bytes(400))
+    acks = [ack.packet_id for ack in world.turn(device) if isinstance(ack, p.Ack)]
+    assert acks == []  # refusals come behind what is held, in order
+    tap = world.taps[0]
+    assert tap.describe()["waiting"] == 2
+    assert sum(tap.lost.values()) == 9
+    world.close()
+
+
+def test_refuse_tells_version_5_and_closes_the_others(tmp_path: Path) -> None:
+    path = f"{tmp_path}/log"
+    world = Tapped(TapSpec(filter="#", path=path, on_failure="refuse"))
+    five, four = world.device("five", 5), world.device("four", 4)
+    broken(world, path)
+    five.publish("a", b"1", 1, packet_id=1)
+    five.publish("a", b"1", 2, packet_id=2)
+    four.publish("a", b"1", 1, packet_id=1)
+    assert world.turn(five) == [p.Ack(Kind.PUBACK, 1, 0x97), p.Ack(Kind.PUBREC, 2, 0x97)]
+    assert world.broker.sessions["five"].received == set()
+    assert (four.read(), four.closed) == ([], True)
+    world.close()
+
+
+def test_drop_counts_and_goes_on(tmp_path: Path) -> None:
+    path = f"{tmp_path}/log"
+    world = Tapped(TapSpec(filter="#", path=path, on_failure="drop"))
+    device = world.device()
+    mend = broken(world, path)
+    device.publish("a", b"1", 1, packet_id=1)
+    assert world.turn(device) == [p.Ack(Kind.PUBACK, 1)]
+    assert world.taps[0].lost == {"[Errno 28] No space left on device": 1}
+    mend()
+    world.pass_(1.0)
+    device.publish("a", b"2", 1, packet_id=2)
+    world.turn(device)
+    assert payloads(path) == [b"2"]
+    world.close()
+
+
+def test_without_waiting_the_broker_acknowledges_whatever_the_tap_does(tmp_path: Path) -> None:
+    path = f"{tmp_path}/log"
+    world = Tapped(TapSpec(filter="#", path=path, ack="broker", on_failure="refuse"))
+    device = world.device()
+    broken(world, path)
+    device.publish("a", b"1", 2, packet_id=1)
+    assert world.turn(device) == [p.Ack(Kind.PUBREC, 1)]
+    assert sum(world.taps[0].lost.values()) == 1
+    world.close()
+
+
+def test_a_message_the_log_can_never_take_is_refused_and_blocks_nobody(tmp_path: Path) -> None:
+    path = f"{tmp_path}/log"
+    world = Tapped(TapSpec(filter="#", path=path))
+    device = world.device()
+    device.publish("a", bytes(5 << 20), 1, packet_id=1)
+    device.publish("a", b"small", 1, packet_id=2)
+    assert world.turn(device) == [p.Ack(Kind.PUBACK, 1, 0x97), p.Ack(Kind.PUBACK, 2)]
+    assert payloads(path) == [b"small"]
+    assert world.taps[0].health().state.value == "ready"
+    world.close()
+
+
+def test_a_qos_2_message_is_in_the_log_once_when_it_comes_again_after_a_kill(tmp_path: Path) -> None:
+    path = f"{tmp_path}/log"
+    persistent: dict[str, Any] = {"clean": False, "properties": {"session_expiry": 1000}}
+    world = Tapped(TapSpec(filter="#", path=path))
+    device = world.device("dev", **persistent)
+    device.publish("a", b"known", 2, packet_id=1)
+    world.turn(device)
+    device.publish("a", b"in doubt", 2, packet_id=2)
+    device.publish("a", b"in doubt", 2, packet_id=3)
+    world.taps[0].end_turn()  # the log has it; the process dies before the journal does
+    world.taps[0]._logs[path].writer.close()
+    assert payloads(path) == [b"known", b"in doubt", b"in doubt"]
+
+    again = Tapped()
+    device = again.device("dev", **persistent)
+    again.broker.sessions["dev"].received.add(1)  # what the journal has
+    again.taps = [Tap(TapSpec(filter="#", path=path), again.broker)]
+    again.taps[0].attach()
+    device.publish("a", b"known", 2, packet_id=1, dup=True)
+    device.publish("a", b"in doubt", 2, packet_id=2, dup=True)
+    device.publish("a", b"another", 2, packet_id=3)  # no repetition: a new message under that id
+    assert again.turn(device) == [p.Ack(Kind.PUBREC, n) for n in (1, 2, 3)]
+    assert payloads(path) == [b"known", b"in doubt", b"in doubt", b"another"]
+    device.ack(Kind.PUBREL, 2)
+    again.turn(device)
+    device.publish("a", b"in doubt", 2, packet_id=2, dup=True)  # the next of this id, after the exchange
+    again.turn(device)
+    assert payloads(path)[-1] == b"in doubt"
+    assert len(payloads(path)) == 5
+    again.close()
+
+
+def test_specs_are_checked(tmp_path: Path) -> None:
+    for text in ("plant/#", "plant/#=", "a#b=x", "plant/#=data/{nothing}"):
+        with pytest.raises(OptionsError):
+            TapSpec.parse(text)
+    world = World()
+    with pytest.raises(OptionsError, match="hold back"):
+        Tap(TapSpec(filter="#", path=f"{tmp_path}/x"), world.broker).attach()
