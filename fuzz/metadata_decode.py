@@ -17,7 +17,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 
 from penstock.channels.ids import Nid
-from penstock.channels.model import Acl, Allow, ChannelType, PersistedChannel, StoredConfig
+from penstock.channels.model import Allow, ChannelAcl, ChannelType, PersistedChannel, StoredConfig
 from penstock.channels.postcard import decode, encode
 from penstock.errors import CorruptionError
 
@@ -27,14 +27,14 @@ SEEDS = [
         "ops/east",
         Nid("zoe", "localhost"),
         StoredConfig(100, 65_536, 1000, True, 250),
-        Acl(join=Allow({"localhost": frozenset({"zoe", "ann"})}), read=Allow({"example.com": frozenset()})),
+        ChannelAcl(join=Allow({"localhost": frozenset({"zoe", "ann"})}), read=Allow({"example.com": frozenset()})),
         (Nid("ann", "localhost"), Nid("zoe", "localhost")),
     ),
     PersistedChannel(
         "jobs/" + "x" * 150,
         None,
         StoredConfig(None, 1 << 31, 0, False, None),
-        Acl(publish=Allow({f"d{number}.org": frozenset({f"u{number}"}) for number in range(5)})),
+        ChannelAcl(publish=Allow({f"d{number}.org": frozenset({f"u{number}"}) for number in range(5)})),
         tuple(Nid(f"user{number}", "10.0.0.1:80") for number in range(20)),
         ChannelType.FIFO,
     ),

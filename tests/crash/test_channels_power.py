@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from concurrent.futures import wait
 from typing import Any
 
 import pytest
@@ -71,7 +72,7 @@ async def live(disk: FaultyDisk, seed: int, seconds: float) -> tuple[dict[str, A
     except PowerCut:
         pass
     disk.on_call = None
-    manager._executor.shutdown()
+    wait(manager._working)  # what was under way when the power went
     return acknowledged, pending
 
 

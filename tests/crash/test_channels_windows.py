@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from concurrent.futures import wait
 from typing import Any
 
 import pytest
@@ -34,7 +35,7 @@ class Machine:
             try:
                 return await work(manager)
             finally:
-                manager._executor.shutdown()
+                wait(manager._working)  # what was under way when the power went
 
         found = asyncio.run(run())
         self.inner._locks.clear()  # who held them is dead

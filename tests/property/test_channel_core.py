@@ -10,7 +10,7 @@ from collections import Counter
 from typing import Any
 
 from penstock.channels import commands as c
-from penstock.channels.core import Core
+from penstock.channels.core import ShardCore
 from penstock.channels.decisions import Save
 from penstock.channels.ids import ChannelId, Nid
 from penstock.channels.model import ChannelType, Limits
@@ -63,7 +63,7 @@ def command_of(rng: random.Random) -> c.Command:
             return kind(*base)
 
 
-def state(core: Core, *, numbers: bool = True) -> dict[str, Any]:
+def state(core: ShardCore, *, numbers: bool = True) -> dict[str, Any]:
     return {
         "memberships": {nid: core.memberships.of(nid) for nid in NIDS},
         "count": core.memberships.channels,
@@ -80,8 +80,8 @@ def state(core: Core, *, numbers: bool = True) -> dict[str, Any]:
     }
 
 
-def begun(*commands: c.Command) -> Core:
-    core = Core("localhost", LIMITS)
+def begun(*commands: c.Command) -> ShardCore:
+    core = ShardCore("localhost", LIMITS)
     for command in commands:
         core.apply(core.decide(command))
     return core
@@ -111,7 +111,7 @@ def test_a_failed_decision_changes_nothing_and_the_tables_agree() -> None:
     assert not missing, "the dice never came to these"
 
 
-def one(core: Core, command: c.Command, *, works: bool) -> str:
+def one(core: ShardCore, command: c.Command, *, works: bool) -> str:
     """Decide one command, apply or undo it, and check what that did; return how it ended."""
     name = type(command).__name__
     before, full = state(core, numbers=False), state(core)
@@ -125,6 +125,8 @@ def one(core: Core, command: c.Command, *, works: bool) -> str:
     if not works:
         core.undo(decision)
         assert state(core, numbers=False) == before
+        if decision.steps:
+            assert state(core) == full
         return f"{name} undone"
     saved = [step.channel for step in decision.steps if isinstance(step, Save)]
     core.apply(decision)
@@ -133,7 +135,7 @@ def one(core: Core, command: c.Command, *, works: bool) -> str:
     return f"{name} applied"
 
 
-def check(core: Core) -> None:
+def check(core: ShardCore) -> None:
     assert core.memberships.channels == len(core.channels)
     for handler, channel in core.channels.items():
         assert channel.members == tuple(sorted(set(channel.members)))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import msgspec
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from penstock.channels import postcard
 from penstock.channels.ids import Nid
-from penstock.channels.model import Acl, Allow, ChannelType, PersistedChannel, StoredConfig
+from penstock.channels.model import Allow, ChannelAcl, ChannelType, PersistedChannel, StoredConfig
 from penstock.channels.postcard import decode, encode
 from penstock.errors import CorruptionError
 
@@ -23,7 +22,7 @@ channels = st.builds(
     text,
     st.none() | nids,
     st.builds(StoredConfig, u32, u32, u32, st.none() | st.booleans(), u32),
-    st.builds(Acl, allows, allows, allows),
+    st.builds(ChannelAcl, allows, allows, allows),
     st.lists(nids, max_size=20).map(lambda found: tuple(sorted(found))),
     st.sampled_from(ChannelType),
 )

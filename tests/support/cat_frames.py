@@ -80,6 +80,7 @@ def generate(path: Path, format: str, records: int) -> None:
         more = pc.binary_repeat(pa.array([b"reading "] * len(numbers)), pa.array(numbers % 11))
         payloads = pc.binary_join_element_wise(text, more, tail, b"")
         kinds = numbers % 5 if format == "xchannel" else 0
-        writer.append_many(payloads, kind=kinds, timestamp_ns=numbers * 1_000_000 + 1_700_000_000_000_000_000)
+        times = numbers * 1_000_000 + 1_700_000_000_000_000_000 if writer.has_times else None
+        writer.append_many(payloads, kind=kinds, timestamp_ns=times)
     writer.sync()
     writer.close()

@@ -14,12 +14,12 @@ b'mend pump 7'
 """
 
 from penstock.channels.channel import Channel
-from penstock.channels.commands import Entry, Event, Message, Page
+from penstock.channels.commands import ChannelMessage, Event, Page, StoredMessage
 from penstock.channels.ids import ChannelId, Nid
 from penstock.channels.manager import ChannelManager
-from penstock.channels.model import Acl, Allow, ChannelType, Config, Limits, PersistedChannel, StoredConfig
+from penstock.channels.model import Allow, ChannelAcl, ChannelType, Config, Limits, PersistedChannel, StoredConfig
 from penstock.channels.options import ManagerOptions
-from penstock.channels.session import Session
+from penstock.channels.session import ChannelSession
 from penstock.channels.store import (
     ChannelStore,
     FailingChannelStore,
@@ -27,22 +27,23 @@ from penstock.channels.store import (
     MemoryChannelStore,
     channel_hash,
 )
+from penstock.channels.wire import BlockingClient, ChannelServer, ChannelServerOptions, Client, WireSettings
 
 __all__ = [
     "ChannelManager",
     "ManagerOptions",
     "Channel",
-    "Session",
-    "Entry",
+    "ChannelSession",
+    "StoredMessage",
     "Event",
-    "Message",
+    "ChannelMessage",
     "Page",
     "Nid",
     "ChannelId",
     "Limits",
     "Config",
     "ChannelType",
-    "Acl",
+    "ChannelAcl",
     "Allow",
     "PersistedChannel",
     "StoredConfig",
@@ -51,4 +52,9 @@ __all__ = [
     "MemoryChannelStore",
     "FailingChannelStore",
     "channel_hash",
+    "ChannelServer",
+    "ChannelServerOptions",
+    "WireSettings",
+    "Client",
+    "BlockingClient",
 ]

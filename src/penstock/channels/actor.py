@@ -14,10 +14,10 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.channels import commands as c
-from penstock.channels.core import Core
+from penstock.channels.core import ShardCore
 from penstock.channels.decisions import Append, Decision, Save
 from penstock.channels.files import ChannelFiles, LogState
-from penstock.channels.live import Channel
+from penstock.channels.live import LiveChannel
 from penstock.channels.model import ChannelType
 from penstock.errors import Backpressure, Refused
 
@@ -32,6 +32,7 @@ MAX_RUN: Final = 1024
 """How many messages go to disk together at the most."""
 MAX_WAITING: Final = 16_384
 """How many commands may wait for one channel."""
+TELL_EVENTS = (c.Join, c.Leave, c.Delete, c.SetConfig)
 RUNS = (c.Broadcast, c.BroadcastMany, c.Push, c.Pop)
 IN_MEMORY = (c.GetConfig, c.GetAcl, c.Members)
 ON_THE_LOG = (c.Broadcast, c.BroadcastMany, c.History, c.Range, c.Push, c.Pop, c.Length, c.Clear)
@@ -47,7 +48,7 @@ Waiting = tuple[c.Command, object, "asyncio.Future[Any]"]
 class Actor:
     """The queue of one handler.  Lives on the event loop; only ``files`` is touched by other threads."""
 
-    def __init__(self, manager: ChannelManager, core: Core, files: ChannelFiles) -> None:
+    def __init__(self, manager: ChannelManager, core: ShardCore, files: ChannelFiles) -> None:
         self._manager, self._core, self.files = manager, core, files
         self._waiting: deque[Waiting] = deque()
         self._task: asyncio.Task[None] | None = None
@@ -57,13 +58,18 @@ class Actor:
         """Whether nothing is under way."""
         return self._task is None
 
-    def channel(self) -> Channel | None:
+    def channel(self) -> LiveChannel | None:
         """Return the live channel, if there is one."""
         return self._core.channels.get(self.files.handler)
 
     async def submit(self, command: c.Command, source: object = None) -> Any:
         """Do what a command says and return its answer; ``source`` is the connection that asks."""
-        if self._task is None:
+        answer = self.ask(command, source)
+        return await answer if isinstance(answer, asyncio.Future) else answer
+
+    def ask(self, command: c.Command, source: object = None) -> Any:
+        """Return the answer to a command, or a future of it when something has to be waited for."""
+        if self._task is None and not (self._manager.event_gate and isinstance(command, TELL_EVENTS)):
             if self._in_memory(command):
                 decision = self._core.decide(command)
                 if not decision.steps:
@@ -77,7 +83,7 @@ class Actor:
         self._waiting.append((command, source, future))
         if self._task is None:
             self._begin()
-        return await future
+        return future
 
     def _in_memory(self, command: c.Command) -> bool:
         """Whether a command may be decided right away: deciding a broadcast spends a number, so it is not tried."""
@@ -89,7 +95,7 @@ class Actor:
     def _at_once(self, command: c.Command) -> bool:
         """Whether a command is an append that waits for nothing, which takes less than changing threads."""
         channel = self.channel()
-        if channel is None or not channel.config.message_flush_interval:
+        if channel is None or not channel.flush_interval():
             return False
         if not self.files.flushes_later:
             return False
@@ -112,6 +118,18 @@ class Actor:
         self._core.apply(decision)
         self._manager.deliver(decision.events, source)
         return decision.answer
+
+    async def _pass_gate(self, decision: Decision, source: object) -> None:
+        """Deliver each event that whoever moderates the channels was told of; a failure there withholds it."""
+        for event in decision.events:
+            gate = self._manager.event_gate
+            try:
+                if gate is not None and isinstance(event, c.Event):
+                    await gate(event)
+            except Exception as exc:  # noqa: BLE001 - nothing that moderates may stop a channel
+                _log.warning("channel %s: %s was not told to its members: %s", self.files.handler, event, exc)
+            else:
+                self._manager.deliver((event,), source)
 
     async def settle(self) -> None:
         """Return when everything asked so far is done."""
@@ -167,8 +185,24 @@ class Actor:
                 decided.append((waiting, self._core.decide(waiting[0])))
             except Exception as exc:  # noqa: BLE001
                 _fail(waiting[2], exc)
+        if decided and isinstance(run[0][0], c.Delete) and self._manager.event_gate:
+            decided = await self._ask_gate(decided)
         if decided:
             await self._carry_out(decided)
+
+    async def _ask_gate(self, decided: list[tuple[Waiting, Decision]]) -> list[tuple[Waiting, Decision]]:
+        """Return the deletions that may go on: whoever moderates the channels was told of them."""
+        allowed = []
+        for waiting, decision in decided:
+            try:
+                for event in decision.events:
+                    if self._manager.event_gate is not None and isinstance(event, c.Event):
+                        await self._manager.event_gate(event)
+                allowed.append((waiting, decision))
+            except Exception as exc:  # noqa: BLE001 - it belongs to whoever asked
+                self._core.undo(decision)
+                _fail(waiting[2], exc)
+        return allowed
 
     async def _carry_out(self, decided: list[tuple[Waiting, Decision]]) -> None:
         decisions = [decision for _, decision in decided]
@@ -182,14 +216,18 @@ class Actor:
             except BaseException as exc:  # noqa: BLE001
                 answers = [exc] * len(decisions)
         failed = False
-        for ((_, source, future), decision), answer in zip(decided, answers, strict=True):
+        for ((command, source, future), decision), answer in zip(decided, answers, strict=True):
             if isinstance(answer, BaseException):
                 failed = True
                 self._core.undo(decision)
                 _fail(future, answer)
+                continue
+            self._core.apply(decision)
+            if self._manager.event_gate and isinstance(command, TELL_EVENTS) and not isinstance(command, c.Delete):
+                await self._pass_gate(decision, source)
             else:
-                self._done(decision, source)
-                _answer(future, answer)
+                self._manager.deliver(decision.events, source)
+            _answer(future, answer)
         if failed:
             await self._look_again()
 
@@ -204,6 +242,7 @@ class Actor:
             answers = self.files.carry_out(decisions)
         else:
             answers = await self._manager.in_thread(self.files.carry_out, decisions)
+        self._manager.note_damage(self)
         if isinstance(first.steps[0], Append) and first.steps[0].sync:
             self._manager.patience.took(self.files.sync_seconds, on_loop=on_loop)
         return answers
@@ -233,19 +272,18 @@ class Actor:
             return False
         if isinstance(command, c.SetConfig):
             return command.type is not None or command.message_flush_interval is not None
-        return isinstance(command, ON_THE_LOG)
+        return isinstance(command, ON_THE_LOG) or (isinstance(command, c.Join) and command.wants_number)
 
     async def _open_log(self) -> None:
         channel = self.channel()
         if channel is None:
             return
         state: LogState = await self._manager.in_thread(
-            lambda: self.files.open(
-                fifo=channel.kind is ChannelType.FIFO, flush_interval=channel.config.message_flush_interval
-            )
+            lambda: self.files.open(fifo=channel.kind is ChannelType.FIFO, flush_interval=channel.flush_interval())
         )
         self._core.log_opened(channel, state.next_seq, state.head)
         self._manager.log_opened(self)
+        self._manager.note_damage(self)
 
     async def _look_again(self) -> None:
         """After a failure on disk: see how far the log really goes."""

@@ -12,7 +12,7 @@ from penstock.channels.model import AclKind, ChannelType, Config
 
 if TYPE_CHECKING:
     from penstock.channels.manager import ChannelManager
-    from penstock.channels.session import Session
+    from penstock.channels.session import ChannelSession
 
 __all__ = ["Channel"]
 
@@ -48,12 +48,12 @@ class Channel:
 
     # --- Members
 
-    async def join(self, nid: Who, *, on_behalf: Who | None = None, source: Session | None = None) -> None:
+    async def join(self, nid: Who, *, on_behalf: Who | None = None, source: ChannelSession | None = None) -> None:
         """Become a member; who comes first creates the channel and owns it."""
         other = None if on_behalf is None else _nid(on_behalf)
         await self._manager.submit(c.Join(self.id, _nid(nid), other), source)
 
-    async def leave(self, nid: Who, *, on_behalf: Who | None = None, source: Session | None = None) -> None:
+    async def leave(self, nid: Who, *, on_behalf: Who | None = None, source: ChannelSession | None = None) -> None:
         """Stop being a member.  When the owner goes the first member in NID order owns the channel; when the last
         one goes, or the owner of a queue, the channel ends.
         """  # noqa: D205
@@ -69,7 +69,7 @@ class Channel:
             if page.total is None or len(found) >= page.total or not page.items:
                 return found
 
-    async def delete(self, nid: Who, *, source: Session | None = None) -> None:
+    async def delete(self, nid: Who, *, source: ChannelSession | None = None) -> None:
         """End the channel with everything it holds; the owner may."""
         await self._manager.submit(c.Delete(self.id, _nid(nid)), source)
 
@@ -85,7 +85,7 @@ class Channel:
         persist: bool | None = None,
         message_flush_interval: int | None = None,
         type: Literal["pubsub", "fifo"] | None = None,
-        source: Session | None = None,
+        source: ChannelSession | None = None,
     ) -> None:
         """Change settings; what is not given stays.  The owner may."""
         command = c.SetConfig(
@@ -114,7 +114,7 @@ class Channel:
 
     # --- Messages
 
-    async def broadcast(self, nid: Who, payload: bytes, *, source: Session | None = None) -> int:
+    async def broadcast(self, nid: Who, payload: bytes, *, source: ChannelSession | None = None) -> int:
         """Give a message to all members that may read and return its number.
 
         Many at once (``asyncio.gather``) go to disk together.
@@ -122,7 +122,9 @@ class Channel:
         seq: int = await self._manager.submit(c.Broadcast(self.id, _nid(nid), payload, _now_ms()), source)
         return seq
 
-    async def broadcast_many(self, nid: Who, payloads: Iterable[bytes], *, source: Session | None = None) -> range:
+    async def broadcast_many(
+        self, nid: Who, payloads: Iterable[bytes], *, source: ChannelSession | None = None
+    ) -> range:
         """Give many messages in one go, which is by far the fastest way, and return their numbers.
 
         They are numbered in a row and acknowledged together.  One that is too large refuses all of them.
@@ -131,9 +133,9 @@ class Channel:
         numbers: range = await self._manager.submit(command, source)
         return numbers
 
-    async def history(self, nid: Who, from_seq: int = 1, limit: int = 100) -> list[c.Entry]:
+    async def history(self, nid: Who, from_seq: int = 1, limit: int = 100) -> list[c.StoredMessage]:
         """Return stored messages from a number on, oldest first."""
-        entries: list[c.Entry] = await self._manager.submit(c.History(self.id, _nid(nid), from_seq, limit))
+        entries: list[c.StoredMessage] = await self._manager.submit(c.History(self.id, _nid(nid), from_seq, limit))
         return entries
 
     async def range(self, nid: Who) -> tuple[int, int]:
@@ -147,9 +149,9 @@ class Channel:
         """Put an element at the end of a queue; the owner may."""
         await self._manager.submit(c.Push(self.id, _nid(nid), payload, _now_ms()))
 
-    async def pop(self, nid: Who) -> c.Entry:
+    async def pop(self, nid: Who) -> c.StoredMessage:
         """Take the element at the head of a queue: handed out once and never again, crash or not."""
-        entry: c.Entry = await self._manager.submit(c.Pop(self.id, _nid(nid)))
+        entry: c.StoredMessage = await self._manager.submit(c.Pop(self.id, _nid(nid)))
         return entry
 
     async def length(self, nid: Who) -> int:

@@ -7,7 +7,7 @@ shell that knows connections leaves out the one that asked.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -16,8 +16,8 @@ from penstock.channels.model import AclKind
 
 __all__ = [
     "Command", "Join", "Leave", "Delete", "Broadcast", "BroadcastMany", "SetAcl", "GetAcl", "SetConfig", "GetConfig",
-    "Members", "History", "Range", "Push", "Pop", "Length", "Clear", "Event", "EventKind", "Message", "Messages",
-    "Entry", "Page",
+    "Members", "History", "Range", "Push", "Pop", "Length", "Clear", "Event", "EventKind", "ChannelMessage", "Messages",
+    "Delivery", "StoredMessage", "Page",
 ]  # fmt: skip
 
 EventKind = Literal["MEMBER_JOINED", "MEMBER_LEFT", "CHANNEL_DELETED", "CHANNEL_RECONFIGURED"]
@@ -40,6 +40,8 @@ class Join(Command, frozen=True):
     on_behalf: Nid | None = None
     registered: bool = True
     """Whether ``on_behalf`` has a live connection; the shell knows."""
+    wants_number: bool = False
+    """Whether to tell the number of the last message before the join: it is the answer."""
 
 
 class Leave(Command, frozen=True):
@@ -110,10 +112,15 @@ class History(Command, frozen=True):
 
     from_seq: int
     limit: int
+    for_resume: bool = False
+    """Whether a server reads on behalf of a client that resumes: in pieces of its own size."""
 
 
 class Range(Command, frozen=True):
     """Tell the first and the last stored sequence number; 0 and 0 when nothing is stored."""
+
+    for_resume: bool = False
+    """Whether to tell the last number that was given out as well, stored or not."""
 
 
 class Push(Command, frozen=True):
@@ -147,12 +154,14 @@ class Event(msgspec.Struct, frozen=True):
     nid: Nid | None
     owner: bool | None
     recipients: tuple[Nid, ...]
+    last_seq: int | None = None
+    """The number of the last message before a join, where it is known."""
 
 
-class Message(msgspec.Struct, frozen=True):
+class ChannelMessage(msgspec.Struct, frozen=True):
     """A broadcast on its way to those who may read it.
 
-    >>> Message(ChannelId("ops", "localhost"), Nid("ann", "localhost"), 7, 1767225600000, b"hi!").seq
+    >>> ChannelMessage(ChannelId("ops", "localhost"), Nid("ann", "localhost"), 7, 1767225600000, b"hi!").seq
     7
     """
 
@@ -164,8 +173,8 @@ class Message(msgspec.Struct, frozen=True):
     recipients: tuple[Nid, ...] = ()
 
 
-class Messages(msgspec.Struct, frozen=True):
-    """A run of broadcasts numbered in a row; iterate to get them one by one, which nobody has to.
+class Messages(msgspec.Struct):
+    """A run of broadcasts numbered in a row, one or many; iterate to get them one by one, which nobody has to.
 
     >>> run = Messages(ChannelId("ops", "localhost"), Nid("ann", "localhost"), 7, 1767225600000, (b"hi!", b"ho!"))
     >>> [message.seq for message in run]
@@ -178,16 +187,31 @@ class Messages(msgspec.Struct, frozen=True):
     timestamp: int
     payloads: tuple[bytes, ...]
     recipients: tuple[Nid, ...] = ()
+    encoded: Any = None
+    """What a receiver made of the run to pass it on: the next one that needs the same finds it here."""
 
-    def __iter__(self) -> Iterator[Message]:
+    def __len__(self) -> int:
+        return len(self.payloads)
+
+    def first(self, count: int) -> Messages:
+        """Return the run cut short."""
+        return Messages(
+            self.channel, self.sender, self.first_seq, self.timestamp, self.payloads[:count], self.recipients
+        )
+
+    def __iter__(self) -> Iterator[ChannelMessage]:
         for seq, payload in enumerate(self.payloads, self.first_seq):
-            yield Message(self.channel, self.sender, seq, self.timestamp, payload, self.recipients)
+            yield ChannelMessage(self.channel, self.sender, seq, self.timestamp, payload, self.recipients)
 
 
-class Entry(msgspec.Struct, frozen=True):
+Delivery = Event | Messages
+"""What reaches a session or a listener: an event, or a run of messages of one sender on one channel."""
+
+
+class StoredMessage(msgspec.Struct, frozen=True):
     """A stored message: its number, its time in Unix milliseconds, who sent it, its bytes.
 
-    >>> Entry(7, 1767225600000, "ann@localhost", b"hi!").seq
+    >>> StoredMessage(7, 1767225600000, "ann@localhost", b"hi!").seq
     7
     """
 

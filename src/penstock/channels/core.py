@@ -9,7 +9,8 @@ Invariants:
 
 1. Nothing another command could see changes before ``apply``, except numbers that are spent by being given out:
    the sequence number of a broadcast, the place in a queue of a push or a pop that is under way, and the slot that
-   a join reserves.  ``undo`` gives back all but the sequence number of a broadcast.
+   a join reserves.  ``undo`` gives all of them back.  A broadcast that is refused for its size has spent its number, as
+   in the original.
 2. The shell works on one channel in order: decide, steps, apply, then the next command.  Only runs of
    broadcasts, of pushes and of pops may be decided together; they are then applied together.
 3. Different channels may be in flight at the same time.
@@ -21,13 +22,13 @@ from bisect import insort
 from collections.abc import Callable
 from typing import Any
 
-from penstock.channels import commands as c
-from penstock.channels import rules
+from penstock.channels import commands as c, rules
 from penstock.channels.decisions import (
     Append,
     Decision,
     Evict,
     Flush,
+    NoteQueue,
     ReadLog,
     ReadRange,
     Remove,
@@ -38,17 +39,17 @@ from penstock.channels.decisions import (
     WriteCursor,
 )
 from penstock.channels.ids import ChannelId, Nid
-from penstock.channels.live import Channel, Memberships
+from penstock.channels.live import LiveChannel, Memberships
 from penstock.channels.model import ChannelType, Config, Limits, PersistedChannel
 from penstock.errors import OptionsError, Refused
 
-__all__ = ["Core", "shard_of"]
+__all__ = ["ShardCore", "shard_of"]
 
 
-class Core:
+class ShardCore:
     """The channels of one shard.
 
-    >>> core = Core("localhost", Limits())
+    >>> core = ShardCore("localhost", Limits())
     >>> ann, jobs = Nid("ann", "localhost"), ChannelId("jobs", "localhost")
     >>> decision = core.decide(c.Join(jobs, ann))
     >>> core.channels
@@ -64,10 +65,12 @@ class Core:
         memberships: Memberships | None = None,
         *,
         authenticated: bool = True,
+        flush_floor: int = 0,
     ) -> None:
+        self._flush_floor = flush_floor
         self.domain, self.limits, self.authenticated = domain, limits, authenticated
         self.memberships = memberships or Memberships()
-        self.channels: dict[str, Channel] = {}
+        self.channels: dict[str, LiveChannel] = {}
         self._deciders: dict[type[c.Command], Callable[[Any], Decision]] = {
             c.Join: self._join,
             c.Leave: self._leave,
@@ -102,15 +105,15 @@ class Core:
         """Forget a decision whose steps failed."""
         decision.undo()
 
-    def restore(self, saved: PersistedChannel) -> Channel:
+    def restore(self, saved: PersistedChannel) -> LiveChannel:
         """Put a channel from disk into place; no limit applies to what was there before."""
-        channel = Channel.restored(saved, self.limits)
+        channel = LiveChannel.restored(saved, self.limits, self._flush_floor)
         self._insert(channel)
         for nid in channel.members:
             self.memberships.take(nid, channel.handler)
         return channel
 
-    def log_opened(self, channel: Channel, next_seq: int, head: int | None) -> None:
+    def log_opened(self, channel: LiveChannel, next_seq: int, head: int | None) -> None:
         """Learn how far the log of a channel goes, and where the cursor of a queue is (None: unusable).
 
         Also called after a failed append, which may have brought some of its entries into the log.
@@ -133,7 +136,7 @@ class Core:
         rules.join(channel, command, self.memberships.count(target), self.limits)
         created = channel is None
         if channel is None:
-            channel = Channel(handler, Config.of_limits(self.limits))
+            channel = LiveChannel(handler, Config.of_limits(self.limits), self._flush_floor)
             self.memberships.channels += 1
         self.memberships.take(target, handler)
         members = list(channel.members)
@@ -152,9 +155,10 @@ class Core:
             if created:
                 self.memberships.channels -= 1
 
-        event = c.Event("MEMBER_JOINED", command.channel, target, created, after)
+        number = channel.next_seq - 1 if created or command.wants_number else None
+        event = c.Event("MEMBER_JOINED", command.channel, target, created, after, number)
         steps = (Save(channel.snapshot(owner=owner, members=after)),) if channel.config.persist else ()
-        return Decision(command.channel, steps, apply, undo, (event,))
+        return Decision(command.channel, steps, apply, undo, (event,), number if command.wants_number else None)
 
     def _leave(self, command: c.Leave) -> Decision:
         channel = self._served(command)
@@ -233,10 +237,12 @@ class Core:
             elif becomes_queue or new.message_flush_interval != old.message_flush_interval:
                 steps.append(Flush())
             if becomes_queue:
-                steps.append(WriteCursor(begin))
+                steps.append(WriteCursor(begin, first_time=True))
             steps.append(saved)
             if becomes_queue or new.message_flush_interval != old.message_flush_interval:
-                after = (Reopen(kind is ChannelType.FIFO, new.message_flush_interval),)
+                after = (Reopen(kind is ChannelType.FIFO, channel.flush_interval(new)),)
+            if becomes_queue:
+                after = (*after, NoteQueue())
         elif old.persist:
             steps.append(Remove())
 
@@ -260,11 +266,12 @@ class Core:
         seq, channel.next_seq = channel.next_seq, channel.next_seq + 1
         rules.payload_size(channel, command.payload)
         name, nid, payload, timestamp = command.channel, command.nid, command.payload, command.timestamp
-        message = c.Message(name, nid, seq, timestamp, payload, channel.readers())
+        message = c.Messages(name, nid, seq, timestamp, (payload,), channel.readers())
         if not channel.config.persist:
             return Decision(name, events=(message,), answer=seq)
         step = self._appending(channel, seq, timestamp, nid, (payload,))
-        return Decision(name, (step,), lambda: channel.stored(seq), events=(message,), answer=seq)
+        stored, undo = lambda: channel.stored(seq), lambda: channel.give_back(seq)
+        return Decision(name, (step,), stored, undo, events=(message,), answer=seq)
 
     def _broadcast_many(self, command: c.BroadcastMany) -> Decision:
         payloads = command.payloads
@@ -276,22 +283,24 @@ class Core:
         first, channel.next_seq = channel.next_seq, channel.next_seq + len(payloads)
         numbers = range(first, channel.next_seq)
         name, nid, timestamp = command.channel, command.nid, command.timestamp
-        events = c.Messages(name, nid, first, timestamp, payloads, channel.readers())
+        run = c.Messages(name, nid, first, timestamp, payloads, channel.readers())
+        events = (run,) if payloads else ()
         if not channel.config.persist or not payloads:
             return Decision(name, events=events, answer=numbers)
         step = self._appending(channel, first, timestamp, nid, payloads)
-        return Decision(name, (step,), lambda: channel.stored(numbers[-1]), events=events, answer=numbers)
+        stored, undo = lambda: channel.stored(numbers[-1]), lambda: channel.give_back(first)
+        return Decision(name, (step,), stored, undo, events=events, answer=numbers)
 
     def _history(self, command: c.History) -> Decision:
         channel = self._served(command)
         rules.history(channel, command.nid)
-        limit = min(command.limit, self.limits.max_history_limit)
+        limit = command.limit if command.for_resume else min(command.limit, self.limits.max_history_limit)
         return Decision(command.channel, (ReadLog(command.from_seq, limit),))
 
     def _range(self, command: c.Range) -> Decision:
         channel = self._served(command)
         rules.history(channel, command.nid)
-        return Decision(command.channel, (ReadRange(),))
+        return Decision(command.channel, (ReadRange(channel.next_seq - 1 if command.for_resume else None),))
 
     # --- Queues
 
@@ -301,11 +310,7 @@ class Core:
         rules.push(channel, command)
         seq, channel.next_seq = channel.next_seq, channel.next_seq + 1
         step = self._appending(channel, seq, command.timestamp, command.nid, (command.payload,))
-
-        def undo() -> None:
-            channel.next_seq = min(channel.next_seq, seq)
-
-        return Decision(command.channel, (step,), lambda: channel.stored(seq), undo)
+        return Decision(command.channel, (step,), lambda: channel.stored(seq), lambda: channel.give_back(seq))
 
     def _pop(self, command: c.Pop) -> Decision:
         channel = self._served(command)
@@ -336,27 +341,27 @@ class Core:
 
     # --- What several have in common
 
-    def _served(self, command: c.Command, foreign: str = "NOT_IMPLEMENTED") -> Channel:
+    def _served(self, command: c.Command, foreign: str = "NOT_IMPLEMENTED") -> LiveChannel:
         rules.served(command.channel, self.domain, foreign)
         return self._found(command)
 
-    def _found(self, command: c.Command) -> Channel:
+    def _found(self, command: c.Command) -> LiveChannel:
         channel = self.channels.get(command.channel.handler)
         if channel is None:
             raise Refused("CHANNEL_NOT_FOUND")
         return channel
 
     @staticmethod
-    def _appending(channel: Channel, seq: int, timestamp: int, nid: Nid, payloads: tuple[bytes, ...]) -> Append:
+    def _appending(channel: LiveChannel, seq: int, timestamp: int, nid: Nid, payloads: tuple[bytes, ...]) -> Append:
         config = channel.config
         keep = 0 if channel.kind is ChannelType.FIFO else config.max_persist_messages
-        return Append(seq, timestamp, str(nid), payloads, not config.message_flush_interval, keep)
+        return Append(seq, timestamp, str(nid), payloads, not channel.flush_interval(), keep)
 
-    def _insert(self, channel: Channel) -> None:
+    def _insert(self, channel: LiveChannel) -> None:
         self.channels[channel.handler] = channel
         self.memberships.channels += 1
 
-    def _ending(self, name: ChannelId, channel: Channel, event: c.Event | c.EventKind) -> Decision:
+    def _ending(self, name: ChannelId, channel: LiveChannel, event: c.Event | c.EventKind) -> Decision:
         """Return the decision that ends a channel."""
         if isinstance(event, str):
             event = c.Event(event, name, None, None, channel.members)

@@ -41,6 +41,10 @@ QUEUE = {
 }
 CURSOR_SECONDS = _seconds("fifo_cursor_fsync_seconds", "how long it takes to move the cursor of a queue")
 
+FAILURES = REGISTRY.counter(
+    "channel_receiver_failures", "sinks and listeners that raised and were shielded from the others", labels=("who",)
+)
+
 # --- The store
 
 SAVES = _results("store_saves", "saves of channel metadata")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -14,6 +14,7 @@ from penstock.channels.model import PersistedChannel
 __all__ = [
     "Decision", "Step", "Save", "Remove", "Append", "Flush", "Take", "WriteCursor", "ReadLog", "ReadRange", "Evict",
     "Reopen",
+    "NoteQueue",
 ]  # fmt: skip
 
 
@@ -56,9 +57,14 @@ class Take(Step, frozen=True):
 
 
 class WriteCursor(Step, frozen=True):
-    """Put the queue's cursor, durably."""
+    """Put the queue's cursor, durably; ``first_time`` when the channel is only becoming a queue."""
 
     next_seq: int
+    first_time: bool = False
+
+
+class NoteQueue(Step, frozen=True):
+    """Take away the note that the channel is only becoming a queue: its metadata says so by now."""
 
 
 class ReadLog(Step, frozen=True):
@@ -69,7 +75,9 @@ class ReadLog(Step, frozen=True):
 
 
 class ReadRange(Step, frozen=True):
-    """Tell the first and last number of the log; they are the answer."""
+    """Tell the first and last number of the log, and ``spent`` behind them when it is given; they are the answer."""
+
+    spent: int | None = None
 
 
 class Evict(Step, frozen=True):
@@ -100,7 +108,7 @@ class Decision(msgspec.Struct):
     steps: tuple[Step, ...] = ()
     apply: Callable[[], None] = nothing
     undo: Callable[[], None] = nothing
-    events: Iterable[c.Event | c.Message] = ()
+    events: tuple[c.Delivery, ...] = ()
     answer: Any = None
     after: tuple[Step, ...] = ()
     """Steps that may fail: the command is done without them."""

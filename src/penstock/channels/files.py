@@ -14,17 +14,15 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock.channels import commands as c
-from penstock.channels import counts
-from penstock.channels import decisions as d
+from penstock.channels import commands as c, counts, decisions as d
 from penstock.channels.counts import timed
-from penstock.channels.store import ChannelStore, channel_hash
+from penstock.channels.store import NEW_QUEUE, ChannelStore, channel_hash
 from penstock.disk import Disk
 from penstock.disk.commit import GROUP, Committer
 from penstock.errors import ClosedError, CorruptionError, PenstockError
 from penstock.log.messagelog import MessageLog, MessageLogOptions, MessageLogReader
 from penstock.log.messagelog.fifo_cursor import load_cursor, save_cursor
-from penstock.log.messagelog.format import ENTRY_OVERHEAD, MAX_SENDER_BYTES
+from penstock.log.messagelog.format import BAD, ENTRY_OVERHEAD, MAX_SENDER_BYTES
 
 __all__ = ["ChannelFiles", "LogState"]
 
@@ -65,6 +63,8 @@ class ChannelFiles:
         self._committer: Committer | None = None
         self._synced = 0  # the last number known to be durable; 0 after opening, so the first pop always flushes
         self._keep: int | None = None
+        self.damage: dict[str, None] = {}
+        """What was found wrong with the log, each thing once: what it says is missing from the history."""
         self.sync_seconds = 0.0
         """How long the last sync took that a message waited for."""
 
@@ -80,6 +80,10 @@ class ChannelFiles:
             self._log = MessageLog.open(self.folder, self._options, disk=self._disk)
             counts.RECOVERY.observe(time.perf_counter() - started)
             self._synced, self._keep = 0, None
+            self.damage.update(dict.fromkeys(map(str, self._log.repairs)))
+            for name in self._disk.list(self.folder):
+                if name.endswith(BAD):
+                    self.damage[f"{self.folder}/{name}: damaged bytes of the log were set aside here"] = None
             self._reopen(d.Reopen(fifo, flush_interval))
         return self.state(fifo=fifo)
 
@@ -159,13 +163,16 @@ class ChannelFiles:
                 self._remove(first_time=first_time)
             case d.Flush():
                 self._flush()
-            case d.WriteCursor(next_seq):
-                self._write_cursor(next_seq)
+            case d.WriteCursor(next_seq, first_time):
+                self._write_cursor(next_seq, first_time=first_time)
+            case d.NoteQueue():
+                self._disk.remove(f"{self.folder}/{NEW_QUEUE}")
             case d.ReadLog(from_seq, limit):
                 return self._read(from_seq, limit)
-            case d.ReadRange():
+            case d.ReadRange(spent):
                 log = self._need_log()
-                return (log.first_seq, log.last_seq) if log.last_seq else (0, 0)
+                found = (log.first_seq, log.last_seq) if log.last_seq else (0, 0)
+                return found if spent is None else (*found, spent)
             case d.Evict(below):
                 # The segment of the last durable entry stays: without it a restart could not tell how far the
                 # numbers went, after a power cut that takes what came later.
@@ -241,20 +248,21 @@ class ChannelFiles:
         self._synced = bound - 1
         return bound
 
-    def _read(self, from_seq: int, limit: int) -> list[c.Entry]:
+    def _read(self, from_seq: int, limit: int) -> list[c.StoredMessage]:
         found = timed(lambda: self._read_entries(from_seq, limit), counts.READS, counts.READ_SECONDS)
         counts.ENTRIES_RETURNED.observe(len(found))
         return found
 
-    def _read_entries(self, from_seq: int, limit: int) -> list[c.Entry]:
+    def _read_entries(self, from_seq: int, limit: int) -> list[c.StoredMessage]:
         log = self._need_log()
         if limit <= 0 or not log.last_seq or from_seq > log.last_seq:
             return []
         if self._reader is None:
             self._reader = MessageLogReader(self.folder, self._disk)
         found = self._reader.entries(max(from_seq, log.first_seq), limit)
+        self.damage.update(dict.fromkeys(map(str, self._reader.damage)))
         return [
-            c.Entry(entry.seq, entry.timestamp_ms, entry.sender.decode(errors="replace"), entry.payload)
+            c.StoredMessage(entry.seq, entry.timestamp_ms, entry.sender.decode(errors="replace"), entry.payload)
             for entry in found
         ]
 
@@ -291,11 +299,16 @@ class ChannelFiles:
         missing = [CorruptionError(self.folder, 0, f"{GAP}: {seq + good}") for _ in range(count - good)]
         return answers + missing
 
-    def _write_cursor(self, next_seq: int) -> None:
+    def _write_cursor(self, next_seq: int, *, first_time: bool = False) -> None:
         started = time.perf_counter()
         if self._disk.stat(self.folder) is None:
             self._disk.make_folder(self.folder)
             self._disk.sync_folder(self._root)
+        if (
+            first_time and self._disk.stat(f"{self.folder}/{NEW_QUEUE}") is None
+        ):  # a cursor beside metadata of a plain channel is damage, except where this note says otherwise
+            self._disk.create(f"{self.folder}/{NEW_QUEUE}").close()
+            self._disk.sync_folder(self.folder)
         save_cursor(self._disk, self.folder, next_seq)
         counts.CURSOR_SECONDS.observe(time.perf_counter() - started)
 

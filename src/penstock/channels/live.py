@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from penstock.channels.ids import Nid
-from penstock.channels.model import Acl, ChannelType, Config, Limits, PersistedChannel
+from penstock.channels.model import ChannelAcl, ChannelType, Config, Limits, PersistedChannel
 
-__all__ = ["Channel", "Memberships"]
+__all__ = ["LiveChannel", "Memberships"]
 
 
 class Memberships:
@@ -50,22 +50,23 @@ class Memberships:
                 del self._handlers[nid]
 
 
-class Channel:
+class LiveChannel:
     """A live channel.
 
     ``next_seq`` is the number the next message gets, ``log_next`` the next one the log takes (lower where numbers were
     spent on messages that are not stored), and ``head`` the queue's cursor, None while it is unusable.
 
-    >>> channel = Channel("jobs", Config(10, 100, 1000))
+    >>> channel = LiveChannel("jobs", Config(10, 100, 1000))
     >>> channel.size, channel.depth
     (0, 0)
     """
 
-    def __init__(self, handler: str, config: Config) -> None:
+    def __init__(self, handler: str, config: Config, flush_floor: int = 0) -> None:
         self.handler = handler
+        self._flush_floor = flush_floor
         self.config = config
         self.owner: Nid | None = None
-        self.acl = Acl()
+        self.acl = ChannelAcl()
         self.kind = ChannelType.PUBSUB
         self.next_seq = 1
         self.log_next = 1
@@ -75,9 +76,9 @@ class Channel:
         self._readers: tuple[Nid, ...] | None = None
 
     @classmethod
-    def restored(cls, saved: PersistedChannel, limits: Limits) -> Channel:
+    def restored(cls, saved: PersistedChannel, limits: Limits, flush_floor: int = 0) -> LiveChannel:
         """Return the channel a file describes; members sorted and each once, however they were written."""
-        channel = cls(saved.handler, Config.of_stored(saved.config, limits))
+        channel = cls(saved.handler, Config.of_stored(saved.config, limits), flush_floor)
         channel.owner, channel.kind = saved.owner, saved.channel_type
         members = saved.members
         if not all(map(lt, members, members[1:])):
@@ -85,6 +86,10 @@ class Channel:
         channel.set_members(members)
         channel.set_acl(saved.acl)
         return channel
+
+    def flush_interval(self, config: Config | None = None) -> int:
+        """Return after how many milliseconds a message is durable, with these settings or its own; 0: at once."""
+        return max((config or self.config).message_flush_interval, self._flush_floor)
 
     @property
     def members(self) -> tuple[Nid, ...]:
@@ -109,13 +114,17 @@ class Channel:
         """Replace the members."""
         self._members, self._set, self._readers = members, set(members), None
 
-    def set_acl(self, acl: Acl) -> None:
+    def set_acl(self, acl: ChannelAcl) -> None:
         """Replace the lists; who receives follows at once."""
         self.acl, self._readers = acl, None
 
     def stored(self, seq: int) -> None:
         """Note that the log has this message now."""
         self.log_next = seq + 1
+
+    def give_back(self, seq: int) -> None:
+        """Give this number, and those behind it, out again: what had them was not stored, and nobody heard it."""
+        self.next_seq = min(self.next_seq, seq)
 
     def readers(self) -> tuple[Nid, ...]:
         """Return the members that may read."""

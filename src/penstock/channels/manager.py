@@ -10,17 +10,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import Future
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from penstock.channels import commands as c
-from penstock.channels import rules
+from penstock.channels import commands as c, rules
 from penstock.channels.actor import Actor, CloseLog
 from penstock.channels.channel import Channel
-from penstock.channels.core import Core, shard_of
-from penstock.channels.counts import ACTIVE, count_command
+from penstock.channels.core import ShardCore, shard_of
+from penstock.channels.counts import ACTIVE, FAILURES, count_command
 from penstock.channels.files import ChannelFiles
 from penstock.channels.ids import ChannelId, Nid, is_handler
 from penstock.channels.live import Memberships
@@ -28,11 +28,13 @@ from penstock.channels.model import PersistedChannel
 from penstock.channels.options import ManagerOptions
 from penstock.channels.patience import Patience
 from penstock.channels.saver import Saver
-from penstock.channels.session import Session
+from penstock.channels.session import ChannelSession, Listener, WhenFull
 from penstock.channels.store import ChannelStore, FileChannelStore, channel_hash, load_many
-from penstock.disk import Disk, Handle, Lock, PosixDisk
+from penstock.disk import Disk, Handle, Lock, disk_executor, disk_for, in_disk_thread
+from penstock.disk.doors import refuse_foreign
 from penstock.errors import ClosedError, CorruptionError, OptionsError, PenstockError
 from penstock.log.messagelog import MessageLogOptions
+from penstock.options import options_from, shows_options
 
 __all__ = ["ChannelManager"]
 
@@ -67,28 +69,40 @@ class ChannelManager(Handle):
         self._store, self._disk, self._lock = store, disk, lock
         self._memberships = Memberships()
         self._cores = [
-            Core(options.domain, options.limits, self._memberships, authenticated=options.authenticated)
+            ShardCore(
+                options.domain,
+                options.limits,
+                self._memberships,
+                authenticated=options.authenticated,
+                flush_floor=options.flush_floor,
+            )
             for _ in range(options.shards)
         ]
         self._actors: dict[str, Actor] = {}
         self._open_logs: dict[Actor, None] = {}  # in order of use
         self._closing: set[asyncio.Task[Any]] = set()
-        self._sessions: dict[Nid, list[Session]] = {}
-        self._listeners: list[Callable[[c.Event | c.Message], None]] = []
+        self._working: set[Future[Any]] = set()
+        self._sessions: dict[
+            Nid, tuple[ChannelSession, ...]
+        ] = {}  # replaced, not changed: a sink may close its session
+        self._listeners: tuple[Listener, ...] = ()
+        self.event_gate: Callable[[c.Event], Awaitable[None]] | None = None
+        """Told of every event before members are, who moderates the channels: raising withholds the event."""
         self._log_options = MessageLogOptions(
             sync="none", max_payload_bytes=options.limits.max_payload_size, segment_bytes=options.segment_bytes
         )
-        self._executor = ThreadPoolExecutor(options.io_threads, "penstock-channels")
-        self.saver = Saver(store, self._executor, min(options.io_threads, SAVING_THREADS))
+        self.saver = Saver(store, disk_executor(), SAVING_THREADS)
         self._closed = ""
         self.patience = Patience(options.sync_on_loop_seconds)
         self.busy = 0
         """How many channels have something under way."""
         self._active = 0
         self.broken: dict[str, str] = {}
-        """Folders that hold a channel that cannot be restored, and why.  They are left alone."""
+        """Folders that hold a channel that cannot be restored, and why: they are left alone.  Also those of channels
+        that are served although parts of their log are damaged, from when that is found: their history has holes."""
 
     @classmethod
+    @shows_options(ManagerOptions)
     async def open(
         cls,
         data_dir: str | os.PathLike[str],
@@ -96,15 +110,17 @@ class ChannelManager(Handle):
         *,
         store: ChannelStore | None = None,
         disk: Disk | None = None,
+        **given: Any,
     ) -> ChannelManager:
         """Open a data directory, created if it is not there, and restore its channels.
 
-        LockedError if another manager has it open.
+        Options as keywords or as one object; ManagerOptions says what each means.  LockedError if another manager has
+        the directory open.
         """
-        disk, options = disk or PosixDisk(), options or ManagerOptions()
+        disk, options = disk or disk_for(data_dir), options_from(ManagerOptions, options, given)
         root = os.fspath(data_dir).rstrip("/") or "/"
         files = FileChannelStore(root, disk)
-        lock = await asyncio.to_thread(_prepare, disk, files, root)
+        lock = await in_disk_thread(_prepare, disk, files, root)
         manager = cls(root, store or files, disk, options, lock)
         try:
             if options.authenticated:
@@ -140,10 +156,18 @@ class ChannelManager(Handle):
         """Return the handlers of all channels, sorted."""
         return sorted(handler for core in self._cores for handler in core.channels)
 
-    async def submit(self, command: c.Command, source: Session | None = None) -> Any:
+    async def submit(self, command: c.Command, source: ChannelSession | None = None) -> Any:
         """Do what a command says and return its answer; Refused if the rules say no.
 
         An error other than Refused means that nothing was changed in memory, and on disk nothing that counts.
+        """
+        answer = self.ask(command, source)
+        return await answer if isinstance(answer, asyncio.Future) else answer
+
+    def ask(self, command: c.Command, source: ChannelSession | None = None) -> Any:
+        """Begin what a command says: return its answer, or a future of it when the disk has to be waited for.
+
+        Commands of one channel take effect in the order they were asked.
         """
         self._check_open()
         handler = command.channel.handler
@@ -153,22 +177,25 @@ class ChannelManager(Handle):
             files = ChannelFiles(handler, self._store, self._disk, self.data_dir, self._log_options)
             actor = self._actors[handler] = Actor(self, self._core(handler), files)
         try:
-            answer = await actor.submit(command, source)
+            answer = actor.ask(command, source)
         except Exception as exc:
             count_command(command, exc)
             raise
         finally:
             if actor.idle:  # answered from memory, so the actor's own task did not say so
                 self.drained(actor)
-        count_command(command, None)
+        if isinstance(answer, asyncio.Future):
+            answer.add_done_callback(partial(_count, command))
+        else:
+            count_command(command, None)
         return answer
 
     async def discard(self, handler: str) -> None:
         """Delete what is left of a channel that could not be restored, its history included."""
         self._check_open()
         digest = channel_hash(handler)
-        if digest not in self.broken:
-            raise OptionsError(f"channel {handler!r} is not broken")
+        if digest not in self.broken or handler in self._core(handler).channels:
+            raise OptionsError(f"channel {handler!r} is not broken, or is served: delete it as its owner")
         await self.in_thread(self._store.delete, digest)
         del self.broken[digest]
 
@@ -178,33 +205,47 @@ class ChannelManager(Handle):
         self,
         nid: str | Nid,
         *,
-        sink: Callable[[c.Event | c.Message], None] | None = None,
+        sink: Listener | None = None,
         inbox_size: int = 2048,
-    ) -> Session:
+        when_full: WhenFull = "end",
+    ) -> ChannelSession:
         """Let ``nid`` hear what its channels say, until the session is closed.
 
-        Events and messages go to ``sink``, or wait in the session to be iterated over.
+        Events and runs of messages go to ``sink``, or wait in the session to be iterated over: at the most
+        ``inbox_size`` of them.  One more ends the session with Backpressure, or is dropped and counted when
+        ``when_full`` is ``"drop"``.  A sink that raises ends its session and disturbs nobody else.
         """
         self._check_open()
-        session = Session(self, as_nid(nid), sink, inbox_size)
-        self._sessions.setdefault(session.nid, []).append(session)
+        session = ChannelSession(self, as_nid(nid), sink, inbox_size, when_full)
+        self._sessions[session.nid] = (*self._sessions.get(session.nid, ()), session)
         return session
 
     def is_connected(self, nid: str | Nid) -> bool:
         """Say whether ``nid`` has a session."""
         return as_nid(nid) in self._sessions
 
-    def listen(self, listener: Callable[[c.Event | c.Message], None]) -> None:
-        """Have ``listener`` called with every event and message of every channel."""
-        self._listeners.append(listener)
+    def listen(self, listener: Listener) -> None:
+        """Have ``listener`` called with every event and every run of messages of every channel.
 
-    async def disconnected(self, session: Session) -> None:
+        One that raises is logged and counted, and called again the next time.
+        """
+        self._listeners = (*self._listeners, listener)
+
+    def unlisten(self, listener: Listener) -> None:
+        """Stop calling ``listener``; OptionsError if it does not listen."""
+        if listener not in self._listeners:
+            raise OptionsError("unlisten: that listener does not listen")
+        at = self._listeners.index(listener)
+        self._listeners = self._listeners[:at] + self._listeners[at + 1 :]
+
+    async def disconnected(self, session: ChannelSession) -> None:
         """Forget a session; with the last one of a member its transient channels are left."""
-        sessions = self._sessions.get(session.nid, [])
+        sessions = self._sessions.get(session.nid, ())
         if session not in sessions:
             return
-        sessions.remove(session)
-        if sessions:
+        left = tuple(other for other in sessions if other is not session)
+        if left:
+            self._sessions[session.nid] = left
             return
         del self._sessions[session.nid]
         for handler in self._memberships.of(session.nid):
@@ -216,13 +257,17 @@ class ChannelManager(Handle):
             except (PenstockError, OSError) as exc:
                 _log.warning("%s stays in channel %s: %s", session.nid, handler, exc)
 
-    def deliver(self, events: Iterable[c.Event | c.Message], source: object) -> None:
-        """Hand events to those they are for, except to the session that caused them."""
+    def deliver(self, events: Iterable[c.Delivery], source: object) -> None:
+        """Hand events and runs to those they are for, except to the session that caused them.  Never raises."""
         if not self._sessions and not self._listeners:
             return
         for event in events:
             for listener in self._listeners:
-                listener(event)
+                try:
+                    listener(event)
+                except (Exception, asyncio.CancelledError) as exc:  # noqa: BLE001 - it is nobody else's
+                    FAILURES.add(who="listener")
+                    _log.warning("a listener of channels failed: %r", exc)
             if self._sessions:
                 for nid in event.recipients:
                     for session in self._sessions.get(nid, ()):
@@ -233,11 +278,19 @@ class ChannelManager(Handle):
 
     async def in_thread(self, work: Callable[..., Any], *args: Any) -> Any:
         """Run something that touches the disk."""
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work, *args)
+        future = disk_executor().submit(work, *args)
+        self._working.add(future)
+        future.add_done_callback(self._working.discard)
+        return await asyncio.wrap_future(future)
 
     def log_opened(self, actor: Actor) -> None:
         """Note that a log is open."""
         self._open_logs[actor] = None
+
+    def note_damage(self, actor: Actor) -> None:
+        """Remember what is wrong with the log of a channel that is served all the same."""
+        if actor.files.damage:
+            self.broken[actor.files.hash] = "; ".join(actor.files.damage)
 
     def drained(self, actor: Actor) -> None:
         """Note that an actor has nothing to do; forget it if its channel is gone."""
@@ -277,7 +330,8 @@ class ChannelManager(Handle):
         for sessions in list(self._sessions.values()):
             for session in sessions:
                 session.end()
-        self._executor.shutdown()
+        # What a cancelled caller has left running still touches the folder.
+        await asyncio.gather(*map(asyncio.wrap_future, list(self._working)), return_exceptions=True)
         self._count_channels()
         self._lock.release()
 
@@ -328,13 +382,14 @@ class ChannelManager(Handle):
             ACTIVE.add(alive - self._active)  # other managers of this process count theirs
             self._active = alive
 
-    def _core(self, handler: str) -> Core:
+    def _core(self, handler: str) -> ShardCore:
         return self._cores[shard_of(channel_hash(handler), len(self._cores))]
 
     def _check_broken(self, command: c.Command) -> None:
         """Refuse a second life over the folder of a channel that could not be restored."""
-        if self.broken and isinstance(command, c.Join):
-            digest = channel_hash(command.channel.handler)
+        handler = command.channel.handler
+        if self.broken and isinstance(command, c.Join) and handler not in self._core(handler).channels:
+            digest = channel_hash(handler)
             if digest in self.broken:
                 raise CorruptionError(f"{self.data_dir}/{digest}", 0, self.broken[digest])
 
@@ -352,10 +407,17 @@ def as_nid(nid: str | Nid) -> Nid:
     return Nid.parse(nid) if isinstance(nid, str) else nid
 
 
+def _count(command: c.Command, future: asyncio.Future[Any]) -> None:
+    if not future.cancelled():
+        error = future.exception()
+        count_command(command, error if isinstance(error, Exception) else None)
+
+
 def _prepare(disk: Disk, files: FileChannelStore, root: str) -> Lock:
+    refuse_foreign(disk, root, "data directory of channels")
     if disk.stat(root) is None:
         files.make_root()
-    return disk.lock(f"{root}/{LOCK}")
+    return disk.lock(f"{root}/{LOCK}", of=root)
 
 
 def _is_hash(name: str) -> bool:

@@ -15,7 +15,7 @@ import msgspec
 from penstock.channels.ids import Nid
 from penstock.errors import OptionsError
 
-__all__ = ["ChannelType", "AclKind", "StoredConfig", "Config", "Allow", "Acl", "PersistedChannel", "Limits"]
+__all__ = ["ChannelType", "AclKind", "StoredConfig", "Config", "Allow", "ChannelAcl", "PersistedChannel", "Limits"]
 
 AclKind = Literal["join", "publish", "read"]
 
@@ -66,12 +66,19 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     max_channels: int = 5000
+    """Channels in all."""
     max_clients_per_channel: int = 100
+    """Members of one channel."""
     max_channels_per_client: int = 100
+    """Channels one client may be a member of."""
     max_payload_size: int = 65_536
+    """Bytes of one message."""
     max_persist_messages: int = 1000
+    """Messages the history of one channel keeps."""
     max_message_flush_interval: int = 60_000
+    """Milliseconds a message of a channel may stay undurable."""
     max_history_limit: int = 100
+    """Messages one question for history brings."""
 
     def __post_init__(self) -> None:
         for field in self.__struct_fields__:
@@ -179,10 +186,10 @@ class Allow(msgspec.Struct, frozen=True):
         return sorted(Nid(name, domain) for domain, names in self.domains.items() for name in names or ("",))
 
 
-class Acl(msgspec.Struct, frozen=True):
+class ChannelAcl(msgspec.Struct, frozen=True):
     """Who may join, publish and read.
 
-    >>> Acl().replace("read", Allow({"x.io": frozenset()})).read.allows(Nid.parse("a@y.io"))
+    >>> ChannelAcl().replace("read", Allow({"x.io": frozenset()})).read.allows(Nid.parse("a@y.io"))
     False
     """
 
@@ -195,7 +202,7 @@ class Acl(msgspec.Struct, frozen=True):
         found: Allow = getattr(self, kind)
         return found
 
-    def replace(self, kind: AclKind, allow: Allow) -> Acl:
+    def replace(self, kind: AclKind, allow: Allow) -> ChannelAcl:
         """Return all three with one replaced."""
         return msgspec.structs.replace(self, **{kind: allow})
 
@@ -210,7 +217,7 @@ class PersistedChannel(msgspec.Struct, frozen=True):
     handler: str
     owner: Nid | None = None
     config: StoredConfig = StoredConfig()
-    acl: Acl = Acl()
+    acl: ChannelAcl = ChannelAcl()
     members: tuple[Nid, ...] = ()
     channel_type: ChannelType = ChannelType.PUBSUB
 

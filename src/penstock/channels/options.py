@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from penstock.channels.ids import is_domain
@@ -28,10 +30,12 @@ class ManagerOptions(msgspec.Struct, frozen=True, kw_only=True):
     authenticated: bool = True
     """Whether members are who they say.  Without it nothing is restored and no channel may be persistent."""
 
+    sync: Literal["always", "interval", "none"] = "always"
+    """``always``: the flush interval of each channel counts.  ``interval``: messages of all channels become durable
+    100 ms later at the most, never sooner.  ``none``: when the machine sees fit, and at close."""
+
     # --- How fast they are
 
-    io_threads: int = 32
-    """Threads that touch the disk: how many channels can wait for an fsync at the same time."""
     sync_on_loop_seconds: float = 0.002
     """A lone message is made durable on the event loop, without a change of threads, while that takes no longer than
     this.  Longer: quicker on slower disks, and the loop stands still as long.  0: always in a thread."""
@@ -42,11 +46,16 @@ class ManagerOptions(msgspec.Struct, frozen=True, kw_only=True):
     segment_bytes: int = 128 << 20
     """Size of a log segment.  History goes by whole segments, so smaller ones honour small caps better."""
 
+    @property
+    def flush_floor(self) -> int:
+        """Milliseconds that the messages of every channel may wait for the disk at the least."""
+        return {"always": 0, "interval": 100, "none": 1 << 31}[self.sync]
+
     def __post_init__(self) -> None:
         if not is_domain(self.domain):
             raise OptionsError(f"domain={self.domain!r}: not a domain")
         if self.sync_on_loop_seconds < 0:
             raise OptionsError(f"sync_on_loop_seconds={self.sync_on_loop_seconds}: must not be negative")
-        for field in ("io_threads", "shards", "max_open_logs", "segment_bytes"):
+        for field in ("shards", "max_open_logs", "segment_bytes"):
             if getattr(self, field) < 1:
                 raise OptionsError(f"{field}={getattr(self, field)}: must be at least 1")

@@ -24,7 +24,7 @@ from functools import lru_cache
 from typing import ClassVar, Final
 
 from penstock.channels.ids import Nid
-from penstock.channels.model import Acl, Allow, ChannelType, PersistedChannel, StoredConfig
+from penstock.channels.model import Allow, ChannelAcl, ChannelType, PersistedChannel, StoredConfig
 from penstock.errors import CorruptionError, OptionsError
 
 __all__ = ["encode", "decode", "decode_any", "MAX_METADATA_BYTES"]
@@ -133,7 +133,7 @@ def _known(data: bytes) -> Nid | None:
 class _Decoder:
     """Walks once over the bytes; every item takes at least a byte, so work and memory are bounded by the input."""
 
-    rules_before: ClassVar[tuple[bytes, StoredConfig, Acl] | None] = None
+    rules_before: ClassVar[tuple[bytes, StoredConfig, ChannelAcl] | None] = None
     """The settings and lists decoded last, with their bytes."""
 
     def __init__(self, data: bytes, file: str) -> None:
@@ -149,7 +149,7 @@ class _Decoder:
         kind = ChannelType.PUBSUB if old else self.kind()
         return PersistedChannel(handler, owner, config, acl, members, kind), old
 
-    def rules(self) -> tuple[StoredConfig, Acl]:
+    def rules(self) -> tuple[StoredConfig, ChannelAcl]:
         """Return settings and lists, which are often those of the channel before: equal bytes mean equal rules."""
         at, before = self.at, _Decoder.rules_before
         if before is not None and self.data.startswith(before[0], at):
@@ -158,7 +158,7 @@ class _Decoder:
         clients, payload, messages = self.number(), self.number(), self.number()
         persist = self.tag("bool") if self.tag("option") else None
         config = StoredConfig(clients, payload, messages, persist, self.number())
-        acl = Acl(self.allow(), self.allow(), self.allow())
+        acl = ChannelAcl(self.allow(), self.allow(), self.allow())
         if self.at - at < SMALL_RULES:
             _Decoder.rules_before = self.data[at : self.at], config, acl
         return config, acl

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from penstock.channels import commands as c
 from penstock.channels.ids import ChannelId, Nid
-from penstock.channels.model import Acl, Allow, ChannelType, Config, Limits
+from penstock.channels.model import Allow, ChannelAcl, ChannelType, Config, Limits
 from penstock.errors import OptionsError, Refused
 
 __all__ = ["View", "RECOVERABLE", "paged", "merged"]
@@ -31,7 +31,7 @@ class View(Protocol):
 
     owner: Nid | None
     config: Config
-    acl: Acl
+    acl: ChannelAcl
     kind: ChannelType
     head: int | None
 

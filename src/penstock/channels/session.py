@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from penstock.channels import commands as c
+from penstock.channels.counts import FAILURES
 from penstock.channels.ids import Nid
 from penstock.errors import Backpressure
 
 if TYPE_CHECKING:
     from penstock.channels.manager import ChannelManager
 
-__all__ = ["Session"]
+__all__ = ["ChannelSession"]
+
+_log = logging.getLogger(__name__)
+
+Listener = Callable[[c.Delivery], None]
+WhenFull = Literal["end", "drop"]
 
 
-class Session:
+class ChannelSession:
     """A member's connection: iterate over it, or give it a sink.
 
-    One that reads too slowly ends with Backpressure instead of growing without end; what it had taken before is still
-    handed out first.
+    Messages arrive in runs and stay so up to here: ``runs()`` hands them out as they came, iterating one by one.
+    One that reads too slowly ends with Backpressure instead of growing without end (or drops what does not fit and
+    counts it in ``dropped``); what it had taken before is still handed out first.
 
     >>> import tempfile
     >>> from penstock.channels import ChannelManager
@@ -40,43 +48,78 @@ class Session:
         self,
         manager: ChannelManager,
         nid: Nid,
-        sink: Callable[[c.Event | c.Message], None] | None,
+        sink: Listener | None,
         inbox_size: int,
+        when_full: WhenFull = "end",
     ) -> None:
         self.nid = nid
-        self._manager, self._sink, self._room = manager, sink, inbox_size
-        self._inbox: deque[c.Event | c.Message] = deque()
+        self.dropped = 0
+        """Events and messages that did not fit, with ``when_full="drop"``."""
+        self.error: BaseException | None = None
+        """What the sink raised: nothing more is given to it."""
+        self._manager, self._sink, self._room, self._when_full = manager, sink, inbox_size, when_full
+        self._inbox: deque[c.Delivery] = deque()
+        self._size = 0
         self._news = asyncio.Event()
         self._ended = self._overflown = False
 
-    def put(self, event: c.Event | c.Message) -> None:
-        """Take an event; the manager calls this."""
-        if self._sink is not None:
-            self._sink(event)
-            return
+    def put(self, event: c.Delivery) -> None:
+        """Take an event or a run; the manager calls this.  Never raises."""
         if self._ended or self._overflown:
             return
-        if len(self._inbox) >= self._room:
-            self._overflown = True
-        else:
+        if self._sink is not None:
+            try:
+                self._sink(event)
+            except (Exception, asyncio.CancelledError) as exc:  # noqa: BLE001 - it is nobody else's
+                FAILURES.add(who="sink")
+                _log.warning("%s: its sink failed and hears no more: %r", self.nid, exc)
+                self.error = exc
+                self.end()
+            return
+        size = len(event) if isinstance(event, c.Messages) else 1
+        if self._size + size > self._room:
+            left = self._room - self._size
+            if self._when_full == "drop":
+                self.dropped += size - left
+            else:
+                self._overflown = True
+            if isinstance(event, c.Messages) and left:
+                event, size = event.first(left), left
+            else:
+                size = 0
+        if size:
             self._inbox.append(event)
+            self._size += size
         self._news.set()
 
-    def waiting(self) -> list[c.Event | c.Message]:
-        """Return what has arrived so far, without waiting."""
-        events, self._inbox = list(self._inbox), deque()
+    def waiting(self) -> list[c.Event | c.ChannelMessage]:
+        """Return what has arrived so far, one by one, without waiting."""
+        events: list[c.Event | c.ChannelMessage] = []
+        while self._inbox:
+            events.extend(_one_by_one(self._take()))
         return events
 
-    async def __aiter__(self) -> AsyncIterator[c.Event | c.Message]:
+    async def runs(self) -> AsyncIterator[c.Delivery]:
+        """Yield events and runs of messages as they came."""
         while True:
             while self._inbox:
-                yield self._inbox.popleft()
+                yield self._take()
             if self._overflown:
                 raise Backpressure(f"{self.nid}: more than {self._room} events waited to be read")
             if self._ended:
                 return
             self._news.clear()
             await self._news.wait()
+
+    async def __aiter__(self) -> AsyncIterator[c.Event | c.ChannelMessage]:
+        async for event in self.runs():
+            for one in _one_by_one(event):
+                yield one
+
+    def _take(self) -> c.Delivery:
+        event = self._inbox.popleft()
+        self._size -= len(event) if isinstance(event, c.Messages) else 1
+        return event
 
     def end(self) -> None:
         """Let the iteration end; nothing is left on anyone's behalf."""
@@ -95,3 +138,7 @@ class Session:
         self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
         await self.close()
+
+
+def _one_by_one(event: c.Delivery) -> list[c.Event | c.ChannelMessage]:
+    return list(event) if isinstance(event, c.Messages) else [event]

@@ -26,11 +26,13 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Final, Protocol
 
+from penstock import kernel
 from penstock.channels.counts import DELETES, LOAD_SECONDS, LOADS, SAVE_SECONDS, SAVES, timed
-from penstock.channels.model import PersistedChannel
+from penstock.channels.model import ChannelType, PersistedChannel
 from penstock.channels.postcard import MAX_METADATA_BYTES, decode, decode_any, encode
-from penstock.disk import Disk, PosixDisk, Replacement, exist_many, read_many, save_many_atomically
-from penstock.disk.posix import folder_of
+from penstock.disk import Disk, Replacement, disk_for, exist_many, read_many, save_many_atomically
+from penstock.disk.plain import check_name, clear_folder, refuse_link
+from penstock.disk.posix import PosixDisk, folder_of
 from penstock.errors import CorruptionError
 from penstock.metrics import Metric
 
@@ -40,6 +42,8 @@ METADATA: Final = "metadata.bin"
 METADATA_TMP: Final = "metadata.bin.tmp"
 SPARE: Final = "penstock-spare"
 CURSOR: Final = "cursor.bin"
+NEW_QUEUE: Final = "penstock-new-queue"
+"""Stands beside a cursor while a channel is becoming a queue: its metadata may still be that of a plain channel."""
 
 READ_TOGETHER: Final = 512
 """How many files are read before they are decoded."""
@@ -102,12 +106,17 @@ class FileChannelStore:
 
     def __init__(self, root: str, disk: Disk | None = None) -> None:
         self.root = root
-        self._disk = disk or PosixDisk()
+        self._disk = disk or disk_for(root)
         self._safe_spares: set[str] = set()  # of channels whose last save was ours and is durable
 
     def folder(self, hash: str) -> str:
-        """Return the folder of a channel."""
-        return f"{self.root}/{hash}"
+        """Return the folder of a channel; OptionsError for what is no name of a folder in the data directory.
+
+        >>> FileChannelStore("data").folder("../../outside")
+        Traceback (most recent call last):
+        penstock.errors.OptionsError: data: '../../outside' is no name of something in this folder
+        """
+        return check_name(self.root, hash)
 
     def save(self, channel: PersistedChannel) -> str:
         """Replace the metadata of a channel."""
@@ -147,6 +156,7 @@ class FileChannelStore:
     def _replacement(self, channel: PersistedChannel, *, spares: bool) -> Replacement:
         digest, data = channel_hash(channel.handler), encode(channel)
         folder = self.folder(digest)
+        refuse_link(self._disk, folder)
         if self._disk.stat(folder) is None:
             self._make(folder)
         reuse = spares and digest in self._safe_spares
@@ -156,6 +166,7 @@ class FileChannelStore:
 
     def delete(self, hash: str, first: Callable[[], None] | None = None) -> None:
         """Take a channel out for good and remove its folder."""
+        refuse_link(self._disk, self.folder(hash))
         self._safe_spares.discard(hash)
 
         def work() -> None:
@@ -178,15 +189,14 @@ class FileChannelStore:
         found = []
         paths = [f"{self.root}/{name}/{METADATA}" for name in names]
         for name, path, there in zip(names, paths, exist_many(self._disk, paths), strict=True):
-            if there or self._disk.stat(path) is not None:
+            if there or self._disk.stat(path) is not None or not self._sweep(name):
                 found.append(name)
-            elif (stat := self._disk.stat(self.folder(name))) is not None and stat.is_folder:
-                self._sweep(name)
         return found
 
     def load(self, hash: str) -> PersistedChannel:
         """Return the metadata of one channel."""
         path = f"{self.folder(hash)}/{METADATA}"
+        refuse_link(self._disk, self.folder(hash))
         return timed(lambda: self._decoded(hash, path, self._read(path)), LOADS, LOAD_SECONDS)
 
     def load_many(self, hashes: Sequence[str]) -> list[PersistedChannel | CorruptionError | OSError]:
@@ -195,9 +205,17 @@ class FileChannelStore:
         for start in range(0, len(hashes), READ_TOGETHER):
             part, started = hashes[start : start + READ_TOGETHER], time.perf_counter()
             paths = [f"{self.root}/{digest}/{METADATA}" for digest in part]
-            for digest, path, data in zip(part, paths, read_many(self._disk, paths, LARGE_BYTES), strict=True):
+            sure = (
+                False if isinstance(self._disk, PosixDisk) and kernel.native else None
+            )  # what is not there is not there
+            cursors = exist_many(self._disk, [f"{self.root}/{digest}/{CURSOR}" for digest in part])
+            for digest, path, data, has_cursor in zip(
+                part, paths, read_many(self._disk, paths, LARGE_BYTES), cursors, strict=True
+            ):
                 try:
-                    loaded.append(self._decoded(digest, path, self._read(path) if data is None else data))
+                    refuse_link(self._disk, f"{self.root}/{digest}")
+                    data = self._read(path) if data is None else data
+                    loaded.append(self._decoded(digest, path, data, has_cursor=has_cursor or sure))
                 except (CorruptionError, OSError) as exc:
                     loaded.append(exc)
             _count(LOADS, LOAD_SECONDS, loaded[start:], (time.perf_counter() - started) / len(part))
@@ -211,13 +229,19 @@ class FileChannelStore:
         except IsADirectoryError:
             raise CorruptionError(path, 0, "a folder stands where the metadata should be") from None
 
-    def _decoded(self, hash: str, path: str, data: bytes) -> PersistedChannel:
+    def _decoded(self, hash: str, path: str, data: bytes, *, has_cursor: bool | None = None) -> PersistedChannel:
         if len(data) > MAX_METADATA_BYTES:
             raise CorruptionError(path, MAX_METADATA_BYTES, f"more than {MAX_METADATA_BYTES} bytes of metadata")
         channel, old = decode_any(data, path)
-        # 0.6 had no queues: beside a queue's cursor a missing type is damage, and pub/sub would replay the queue.
-        if old and self._disk.stat(f"{self.folder(hash)}/{CURSOR}") is not None:
-            raise CorruptionError(path, len(data), "the channel type is missing beside a queue's cursor")
+        # Metadata has no checksum.  Beside a queue's cursor a missing type (0.6 had no queues) or that of a plain
+        # channel is damage: pub/sub would replay the queue.
+        if has_cursor is None:
+            has_cursor = self._disk.stat(f"{self.folder(hash)}/{CURSOR}") is not None
+        if has_cursor and channel.channel_type is ChannelType.PUBSUB:
+            if old:
+                raise CorruptionError(path, len(data), "the channel type is missing beside a queue's cursor")
+            if self._disk.stat(f"{self.folder(hash)}/{NEW_QUEUE}") is None:
+                raise CorruptionError(path, len(data) - 1, "the channel type is pub/sub beside a queue's cursor")
         return channel
 
     def make_root(self) -> None:
@@ -252,34 +276,45 @@ class FileChannelStore:
     def _wipe(self, hash: str) -> None:
         """Remove the files of a channel, metadata last, and its folder."""
         folder = self.folder(hash)
-        try:
-            names = self._disk.list(folder)
-        except FileNotFoundError:
+        if self._disk.stat(folder) is None:
             return
-        for name in sorted(names, key=lambda name: name in (METADATA, METADATA_TMP)):
-            stat = self._disk.stat(f"{folder}/{name}")
-            if stat is not None and not stat.is_folder:
-                with contextlib.suppress(FileNotFoundError):
-                    self._disk.remove(f"{folder}/{name}")
+        clear_folder(self._disk, folder, last=(METADATA, METADATA_TMP), remove=False)
         with contextlib.suppress(FileNotFoundError):
             self._disk.remove_folder(folder)
         self._disk.sync_folder(self.root)
 
-    def _sweep(self, name: str) -> None:
-        """Remove what a crash or a failed delete left behind, if all of it is of our making."""
+    def _sweep(self, name: str) -> bool:
+        """Remove what a crash or a failed delete left behind, if all of it is of our making.
+
+        False for a folder that has messages and nothing that says it was deleted: its metadata was lost.
+        """
         folder = self.folder(name)
-        if not HASH.fullmatch(name):
-            return
-        for inside in self._disk.list(folder):
+        stat = self._disk.stat(folder)
+        if not HASH.fullmatch(name) or stat is None or not stat.is_folder:
+            return True
+        try:
+            refuse_link(self._disk, folder)
+        except OSError as exc:
+            _log.warning("%s: left alone", exc)
+            return True
+        names = self._disk.list(folder)
+        for inside in names:
             stat = self._disk.stat(f"{folder}/{inside}")
             if not OURS.fullmatch(inside) or (stat is not None and stat.is_folder):
                 _log.warning("%s has no %s but holds %s, which is not ours: left alone", folder, METADATA, inside)
-                return
+                return True
+        if METADATA_TMP not in names and any(self._has_messages(f"{folder}/{inside}") for inside in names):
+            return False  # a delete removes what tells of it last
         _log.warning("removing the leftovers of a deleted channel: %s has no %s", folder, METADATA)
         try:
             self._wipe(name)
         except OSError as exc:
             _log.warning("%s could not be removed: %s", folder, exc)
+        return True
+
+    def _has_messages(self, path: str) -> bool:
+        found = self._disk.stat(path) if path.endswith(".log") else None
+        return found is not None and found.size > 0
 
 
 def load_many(store: ChannelStore, hashes: Sequence[str]) -> list[PersistedChannel | CorruptionError | OSError]:

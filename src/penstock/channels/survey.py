@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from penstock.channels.model import PersistedChannel
 from penstock.channels.store import METADATA, FileChannelStore, channel_hash
-from penstock.disk import Disk, PosixDisk
-from penstock.errors import CorruptionError, OptionsError, PenstockError
+from penstock.disk import Disk, disk_for
+from penstock.errors import CorruptionError, NotFoundError, PenstockError
 
 __all__ = ["survey"]
 
@@ -21,10 +21,10 @@ def survey(root: str, disk: Disk | None = None) -> Iterator[tuple[str, Persisted
     >>> [(name == folder, channel.handler) for name, channel in survey("data", disk)]
     [(True, 'jobs')]
     """
-    disk = disk or PosixDisk()
+    disk = disk or disk_for(root)
     found = disk.stat(root)
     if found is None or not found.is_folder:
-        raise OptionsError(f"{root}: there is no such data directory")
+        raise NotFoundError(f"{root}: there is no such data directory")
     store = FileChannelStore(root, disk)
     for name in disk.list(root):
         if disk.stat(f"{root}/{name}/{METADATA}") is None:

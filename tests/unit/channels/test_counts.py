@@ -17,8 +17,8 @@ from penstock.channels import (
     ManagerOptions,
     Nid,
     channel_hash,
+    commands as c,
 )
-from penstock.channels import commands as c
 from penstock.channels.counts import ENTRIES, RECOVERY_SECONDS, SECONDS
 from penstock.disk import FaultyDisk, PosixDisk
 from penstock.errors import Refused

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.channels import ChannelId, ChannelManager, Limits, ManagerOptions, Nid, channel_hash
-from penstock.channels import commands as c
+from penstock.channels import ChannelId, ChannelManager, Limits, ManagerOptions, Nid, channel_hash, commands as c
 from penstock.channels.postcard import decode
 from penstock.errors import CorruptionError
 from penstock.log.messagelog import MessageLogReader

@@ -11,11 +11,11 @@ from channel_use import ANN, BOB, EVE, payloads, persistent, refused
 
 from penstock.channels import (
     ChannelManager,
+    ChannelMessage,
     FailingChannelStore,
     FileChannelStore,
     Limits,
     ManagerOptions,
-    Message,
     channel_hash,
 )
 from penstock.disk import FaultyDisk, PosixDisk
@@ -56,11 +56,39 @@ async def test_a_broadcast_that_cannot_be_stored_reaches_nobody(tmp_path: Path) 
         with pytest.raises(OSError, match="No space"):
             await ops.broadcast(ANN, b"two")
         assert session.waiting() == []
-        assert await ops.broadcast(ANN, b"three") == 3  # the number is spent, the channel goes on
-        assert [(event.seq, event.payload) for event in session.waiting() if isinstance(event, Message)] == [
-            (3, b"three")
+        assert await ops.broadcast(ANN, b"three") == 2  # the channel goes on, and no number is spent
+        assert [(event.seq, event.payload) for event in session.waiting() if isinstance(event, ChannelMessage)] == [
+            (2, b"three")
         ]
         assert await payloads(ops) == [b"one", b"three"]
+
+
+@pytest.mark.parametrize("interval", [0, 60_000])
+async def test_broadcasts_that_find_no_room_spend_no_number(interval: int, tmp_path: Path) -> None:
+    """Alone, side by side and many at once; also over segments, where some of a run may be stored."""
+    disk = FaultyDisk(PosixDisk())
+    options = ManagerOptions(segment_bytes=300)
+    async with await ChannelManager.open(tmp_path / "data", options, disk=disk) as manager:
+        ops = await persistent(manager, "ops", ANN)
+        await ops.configure(ANN, message_flush_interval=interval)
+        full = True
+
+        def fail(operation: str, path: str) -> None:
+            if full and operation in ("write_at", "write_many_at", "create") and ".log" in path:
+                raise FULL
+
+        disk.on_call = fail
+        for number in range(5):
+            full = True
+            with pytest.raises(OSError, match="No space"):
+                await ops.broadcast(ANN, b"alone")
+            failed = await asyncio.gather(*[ops.broadcast(ANN, b"x") for _ in range(5)], return_exceptions=True)
+            assert all(isinstance(answer, OSError) for answer in failed)
+            with pytest.raises(OSError, match="No space"):
+                await ops.broadcast_many(ANN, [b"many"] * 20)
+            full = False
+            assert await ops.broadcast(ANN, b"%d" % number) == number + 1
+        assert await payloads(ops) == [b"%d" % number for number in range(5)]
 
 
 async def test_a_sync_that_fails_stops_that_channel_and_no_other(tmp_path: Path) -> None:

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from channel_use import ANN, BOB, CAT, EVE, refused
 
-from penstock.channels import ChannelManager, Event, Limits, ManagerOptions, Message, Nid
-from penstock.channels import commands as c
+from penstock.channels import ChannelManager, ChannelMessage, Event, Limits, ManagerOptions, Nid, commands as c
 from penstock.channels.actor import MAX_WAITING
 from penstock.channels.postcard import MAX_METADATA_BYTES
 from penstock.channels.store import CURSOR, METADATA, METADATA_TMP
@@ -328,7 +327,7 @@ async def test_a_session_is_iterated_until_it_is_closed(start: Any) -> None:
     heard = []
 
     async def listen() -> None:
-        heard.extend([event.payload async for event in session if isinstance(event, Message)])
+        heard.extend([event.payload async for event in session if isinstance(event, ChannelMessage)])
 
     listening = asyncio.create_task(listen())
     for payload in (b"one", b"two"):
@@ -359,7 +358,7 @@ async def test_a_sink_and_a_listener_hear_at_once(start: Any) -> None:
     ops = await team(manager, ANN, BOB)
     heard.clear()
     await ops.broadcast(ANN, b"x")
-    assert [event.seq for event in heard] == [1, 1]
+    assert [run.first_seq for run in heard] == [1, 1]
 
 
 async def test_a_closed_manager_says_so(start: Any) -> None:

@@ -11,13 +11,13 @@ from channel_use import ANN, BOB, CAT, EVE, payloads, persistent, refused
 
 from penstock.channels import (
     ChannelManager,
+    ChannelMessage,
     ChannelType,
     Config,
     FileChannelStore,
     Limits,
     ManagerOptions,
     MemoryChannelStore,
-    Message,
     Nid,
     PersistedChannel,
     channel_hash,
@@ -38,7 +38,7 @@ async def test_a_persistent_channel_survives_a_restart(start: Any) -> None:
         await ops.join(BOB)
     session = manager.connect(BOB)  # who comes back hears at once: it never ceased to be a member
     await ops.broadcast(ANN, b"welcome back")
-    assert [event.payload for event in session.waiting() if isinstance(event, Message)] == [b"welcome back"]
+    assert [event.payload for event in session.waiting() if isinstance(event, ChannelMessage)] == [b"welcome back"]
 
 
 async def test_owner_rules_and_type_survive_a_restart(start: Any) -> None:
@@ -321,7 +321,7 @@ async def test_many_at_once_are_numbered_in_a_row_and_stored_together(start: Any
         await ops.broadcast_many(ANN, [b"fits", b"too long for it"])
     assert await ops.broadcast(BOB, b"next") == 21
     expected = [b"%d.%d" % (run, n) for run in range(4) for n in range(5)] + [b"next"]
-    assert [event.payload for event in session.waiting() if isinstance(event, Message)] == expected
+    assert [event.payload for event in session.waiting() if isinstance(event, ChannelMessage)] == expected
     assert await payloads((await start()).channel("ops")) == expected
 
 

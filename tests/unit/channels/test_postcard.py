@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.channels.ids import Nid
-from penstock.channels.model import Acl, Allow, ChannelType, PersistedChannel, StoredConfig
+from penstock.channels.model import Allow, ChannelAcl, ChannelType, PersistedChannel, StoredConfig
 from penstock.channels.postcard import MAX_METADATA_BYTES, decode, decode_any, encode
 from penstock.errors import CorruptionError, OptionsError
 from penstock.testing.packed import read_cases, unpack
@@ -28,7 +28,7 @@ def test_metadata_on_disk_is_the_one_drawn_in_the_format_page() -> None:
         "ops/east",
         Nid("zoe", "localhost"),
         StoredConfig(100, 65_536, 1000, True, 250),
-        Acl(join=Allow({"localhost": frozenset({"zoe", "ann"})}), read=Allow({"example.com": frozenset()})),
+        ChannelAcl(join=Allow({"localhost": frozenset({"zoe", "ann"})}), read=Allow({"example.com": frozenset()})),
         (Nid("ann", "localhost"), Nid("zoe", "localhost")),
     )
     golden = (
@@ -86,7 +86,7 @@ def test_a_number_that_does_not_fit_is_refused_before_it_is_written() -> None:
 def test_metadata_that_could_not_be_loaded_is_not_written() -> None:
     names = frozenset({"x" * (MAX_METADATA_BYTES // 2), "y" * (MAX_METADATA_BYTES // 2)})
     with pytest.raises(OptionsError, match="at most"):
-        encode(PersistedChannel("a", acl=Acl(join=Allow({"d": names}))))
+        encode(PersistedChannel("a", acl=ChannelAcl(join=Allow({"d": names}))))
 
 
 def test_a_length_of_ten_bytes_is_read_and_of_eleven_is_not() -> None:

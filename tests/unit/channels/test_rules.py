@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from penstock.channels import commands as c
-from penstock.channels.core import Core
+from penstock.channels.core import ShardCore
 from penstock.channels.ids import ChannelId, Nid
-from penstock.channels.live import Channel
+from penstock.channels.live import LiveChannel
 from penstock.channels.model import Allow, ChannelType, Config, Limits
 from penstock.errors import Refused
 
@@ -28,8 +28,8 @@ class World:
 
     def __init__(self, *, fifo: bool = False, persist: bool = False) -> None:
         self.limits = Limits(max_channels=1, max_channels_per_client=1)
-        self.core = Core("localhost", self.limits)
-        self.channel = Channel("ops", Config(2, 4, 2, persist=persist or fifo))
+        self.core = ShardCore("localhost", self.limits)
+        self.channel = LiveChannel("ops", Config(2, 4, 2, persist=persist or fifo))
         self.channel.kind = ChannelType.FIFO if fifo else ChannelType.PUBSUB
         self.channel.owner = ANN
         self.channel.set_members((ANN, BOB))

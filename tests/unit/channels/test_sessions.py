@@ -17,16 +17,16 @@ import pytest
 from penstock.channels import (
     ChannelId,
     ChannelManager,
+    ChannelMessage,
+    ChannelSession,
     Event,
     FileChannelStore,
     Limits,
     ManagerOptions,
-    Message,
     Nid,
     PersistedChannel,
-    Session,
+    commands as c,
 )
-from penstock.channels import commands as c
 from penstock.channels.rules import RECOVERABLE
 from penstock.errors import Refused
 from penstock.testing.packed import read_cases, unpack
@@ -149,14 +149,18 @@ def answer_frames(name: str, f: dict[str, Any], answer: Any) -> list[Frame]:
     return [(name + "_ACK", base, b"")]
 
 
-def event_frame(event: Event | Message) -> Frame:
-    if isinstance(event, Message):
+def event_frame(event: Event | ChannelMessage) -> Frame:
+    if isinstance(event, ChannelMessage):
         fields = {"channel": str(event.channel), "from": str(event.sender), "length": str(len(event.payload))}
         return "MESSAGE", fields | {"seq": str(event.seq)}, event.payload
     fields = {"channel": str(event.channel), "kind": event.kind}
     if event.nid is not None:
         fields |= {"nid": str(event.nid), "owner": str(event.owner).lower()}
     return "EVENT", fields, b""
+
+
+def one_by_one(event: c.Delivery) -> list[Event | ChannelMessage]:
+    return list(event) if isinstance(event, c.Messages) else [event]
 
 
 def user_of(fields: dict[str, Any]) -> str:
@@ -170,7 +174,7 @@ class Replay:
 
     def __init__(self, manager: ChannelManager) -> None:
         self.manager = manager
-        self.sessions: dict[str, Session] = {}
+        self.sessions: dict[str, ChannelSession] = {}
         self.said: dict[str, list[Frame]] = {}
 
     async def ask(self, conn: str, data: bytes) -> bool:
@@ -180,7 +184,9 @@ class Replay:
             if name != "CONNECT":
                 nid = Nid(user_of(fields), "localhost")
                 heard = self.said.setdefault(conn, [])
-                session = self.manager.connect(nid, sink=lambda event: heard.append(event_frame(event)))
+                session = self.manager.connect(
+                    nid, sink=lambda event: heard.extend(map(event_frame, one_by_one(event)))
+                )
                 self.sessions[conn] = session
             return True
         nid = self.sessions[conn].nid

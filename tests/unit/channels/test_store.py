@@ -9,10 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from penstock.channels.ids import Nid
-from penstock.channels.model import PersistedChannel
+from penstock.channels.model import ChannelType, PersistedChannel
 from penstock.channels.postcard import MAX_METADATA_BYTES, encode
 from penstock.channels.store import FileChannelStore, channel_hash
 from penstock.disk import FaultyDisk, MemoryDisk
@@ -21,7 +22,7 @@ from penstock.metrics import REGISTRY
 from penstock.testing.packed import lay_out, read_cases
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "narwhal-metadata"
-OLD = PersistedChannel("jobs", members=(Nid("ann", "localhost"),))
+OLD = PersistedChannel("jobs", members=(Nid("ann", "localhost"),), channel_type=ChannelType.FIFO)
 NEW = PersistedChannel("jobs", members=(Nid("ann", "localhost"), Nid("bob", "localhost")))
 HASH = channel_hash("jobs")
 FOLDER = f"data/{HASH}"
@@ -363,9 +364,10 @@ def test_channels_loaded_together_are_those_loaded_one_by_one(tmp_path: Path) ->
 
 def test_the_layout_of_0_6_is_read_as_pubsub_unless_a_queue_lies_beside_it(tmp_path: Path) -> None:
     store = FileChannelStore(str(tmp_path))
-    store.save(OLD)
-    (tmp_path / HASH / "metadata.bin").write_bytes(encode(OLD)[:-1])
-    assert store.load(HASH) == OLD
+    plain = msgspec.structs.replace(OLD, channel_type=ChannelType.PUBSUB)
+    store.save(plain)
+    (tmp_path / HASH / "metadata.bin").write_bytes(encode(plain)[:-1])
+    assert store.load(HASH) == plain
     (tmp_path / HASH / "cursor.bin").write_bytes(bytes(16))
     with pytest.raises(CorruptionError, match="type is missing"):
         store.load(HASH)

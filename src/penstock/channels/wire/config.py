@@ -1,0 +1,202 @@
+"""The configuration file of a channel server: the original's ``config.toml`` as it is, and what ours adds.
+
+Durations are strings (``30s``, ``500ms``, ``2m``) or seconds.  A key that nobody knows is named in the log and changes
+nothing.  ``PENSTOCK__C2S_SERVER__LIMITS__MAX_CONNECTIONS=5`` in the environment stands above the file: two underscores
+between tables and keys, upper case, ``_`` for ``-``.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from penstock.channels.model import Limits
+from penstock.channels.wire.options import ChannelServerOptions, ModulatorLink
+from penstock.channels.wire.settings import WireSettings
+from penstock.disk.plain import read_small
+from penstock.errors import OptionsError
+
+__all__ = ["load_config", "options_of", "from_environment"]
+
+_log = logging.getLogger(__name__)
+
+DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s|m|h|)")
+UNITS: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}
+PREFIX: Final = "PENSTOCK__"
+TAP: Final = "channels.tap."
+METRICS_PORT: Final = 9090
+
+WIRE: Final = {
+    **{f"c2s-server.limits.{name}": name for name in (
+        "max_connections", "max_message_size", "max_payload_size", "max_inflight_requests",
+        "outbound_message_queue_size", "rate_limit")},
+    **{f"c2s-server.{name}": name for name in (
+        "connect_timeout", "authenticate_timeout", "keep_alive_interval", "min_keep_alive_interval", "request_timeout",
+        "payload_read_timeout")},
+}  # fmt: skip
+KEPT: Final = {f"c2s-server.limits.{name}": name for name in Limits.__struct_fields__}
+SERVER: Final = {
+    "c2s-server.listener.domain": "domain",
+    "c2s-server.listener.bind_address": "bind_address",
+    "c2s-server.listener.port": "port",
+    "c2s-server.listener.cert_file": "cert_file",
+    "c2s-server.listener.key_file": "key_file",
+    "c2s-server.listener.plain_port": "plain_port",
+    "c2s-server.listener.socket_path": "socket_path",
+    "c2s-server.storage.segment_bytes": "segment_bytes",
+    "modulator.timeout": "modulator_timeout",
+}
+S2M: Final = {f"modulator.s2m-client.{name}": name for name in (
+    "address", "socket_path", "shared_secret", "heartbeat_interval", "connect_timeout", "timeout",
+    "backoff_initial_delay", "backoff_max_delay", "backoff_max_retries")}  # fmt: skip
+M2S: Final = {
+    "modulator.m2s-server.shared_secret": "m2s_secret",
+    "modulator.m2s-server.listener.bind_address": "m2s_address",
+    "modulator.m2s-server.listener.socket_path": "m2s_socket_path",
+}
+M2S_WIRE: Final = {
+    **{f"modulator.m2s-server.limits.{name}": name for name in (
+        "max_connections", "max_message_size", "max_payload_size", "max_inflight_requests", "rate_limit")},
+    "modulator.m2s-server.limits.outgoing_message_queue_size": "outbound_message_queue_size",
+    **{f"modulator.m2s-server.{name}": name for name in (
+        "connect_timeout", "keep_alive_interval", "min_keep_alive_interval", "request_timeout",
+        "payload_read_timeout")},
+}  # fmt: skip
+OTHERS: Final = frozenset({
+    "c2s-server.storage.data_dir", "modulator.type", "modulator.class", "modulator.s2m-client.network",
+    "modulator.m2s-server.listener.network", "modulator.s2m-client.max_idle_connections",
+    "modulator.s2m-client.payload_read_timeout", "c2s-server.limits.payload_pool_memory_budget",
+    "modulator.m2s-server.limits.payload_pool_memory_budget", "telemetry.logging.level", "telemetry.logging.format",
+    "telemetry.metrics.enabled", "telemetry.metrics.bind_address", "telemetry.metrics.port",
+})  # fmt: skip
+"""Keys that are used elsewhere, or that only the original needs."""
+
+
+def load_config(path: str | None, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return what a file and the environment say: dotted key → value.
+
+    >>> load_config(None, {"PENSTOCK__C2S_SERVER__LIMITS__RATE_LIMIT": "0"})
+    {'c2s-server.limits.rate_limit': 0}
+    """
+    found: dict[str, Any] = {}
+    if path is not None:
+        try:
+            found = dict(_flat(tomllib.loads(read_small(path).decode())))
+        except OSError as exc:
+            raise OptionsError(f"{path}: {exc.strerror}") from exc
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+            raise OptionsError(f"{path}: {exc}") from exc
+    return found | from_environment(environment)
+
+
+def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return the keys that the environment sets; values as TOML has them, or else text.
+
+    >>> from_environment({"PENSTOCK__C2S_SERVER__LISTENER__DOMAIN": "x.io"})
+    {'c2s-server.listener.domain': 'x.io'}
+    """
+    known = {key.upper().replace("-", "_").replace(".", "__"): key for key in _known()}
+    found: dict[str, Any] = {}
+    for name, text in environment.items():
+        if not name.startswith(PREFIX):
+            continue
+        inner = name.removeprefix(PREFIX)
+        key = known.get(inner)
+        if key is None and inner.startswith("CHANNELS__TAP__"):
+            key = "channels.tap." + inner.removeprefix("CHANNELS__TAP__").lower()
+        if key is None:
+            continue  # another server of this machine may know it
+        try:
+            found[key] = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            found[key] = text
+    return found
+
+
+def options_of(config: Mapping[str, Any], **more: Any) -> ChannelServerOptions:
+    """Return the options of a server; ``more`` stands above the configuration.
+
+    >>> options_of({"c2s-server.connect_timeout": "500ms"}).wire.connect_timeout
+    0.5
+    """
+    for key in config:
+        if key not in _known() and not key.startswith(TAP):
+            _log.warning("the configuration has %s, which is not known here", key)
+    wire = _taken(config, WIRE, WireSettings)
+    limits = _taken(config, KEPT, Limits)
+    given = _taken(config, SERVER, ChannelServerOptions)
+    given |= {"limits": Limits(**limits), "wire": WireSettings(**wire)}
+    if config.get("modulator.type", "") not in ("", "s2m", "python"):
+        raise OptionsError(f"modulator.type={config['modulator.type']!r}: none, s2m or python")
+    if config.get("modulator.type") == "s2m":
+        link = _taken(config, S2M, ModulatorLink) | _taken(config, M2S, ModulatorLink)
+        for network, address, path in (
+            ("modulator.s2m-client.network", "address", "socket_path"),
+            ("modulator.m2s-server.listener.network", "m2s_address", "m2s_socket_path"),
+        ):
+            kind = config.get(network, "unix" if not link.get(address) else "tcp")
+            if kind not in ("tcp", "unix"):
+                raise OptionsError(f"{network}={kind!r}: tcp or unix")
+            link.pop(path if kind == "tcp" else address, None)
+        base = ModulatorLink().m2s
+        link["m2s"] = WireSettings(**{
+            **{name: getattr(base, name) for name in base.__struct_fields__}, **_taken(config, M2S_WIRE, WireSettings)
+        })  # fmt: skip
+        given["modulator"] = ModulatorLink(**link)
+    taps = {
+        key.removeprefix("channels.tap."): value for key, value in config.items() if key.startswith("channels.tap.")
+    }
+    if taps:
+        given["tap"] = taps
+    metrics = {key.rpartition(".")[2]: value for key, value in config.items() if key.startswith("telemetry.metrics.")}
+    if metrics and metrics.get("enabled", True):
+        given["metrics_address"] = f"{metrics.get('bind_address', '127.0.0.1')}:{metrics.get('port', METRICS_PORT)}"
+    return ChannelServerOptions(**{**given, **more})
+
+
+def _known() -> frozenset[str]:
+    return OTHERS | WIRE.keys() | KEPT.keys() | SERVER.keys() | S2M.keys() | M2S.keys() | M2S_WIRE.keys()
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def _taken(config: Mapping[str, Any], names: Mapping[str, str], kind: Any) -> dict[str, Any]:
+    """Return the values of some keys by the names of a struct's fields, as its types want them."""
+    found = {}
+    for key, name in names.items():
+        if key not in config:
+            continue
+        value, wanted = config[key], str(kind.__annotations__[name])
+        if "float" in wanted:
+            value = _seconds(key, value)
+        elif "int" in wanted and (not isinstance(value, int) or isinstance(value, bool)):
+            raise OptionsError(f"{key}={value!r}: a whole number is wanted")
+        elif wanted.startswith("str") and not isinstance(value, str):
+            raise OptionsError(f"{key}={value!r}: text is wanted")
+        found[name] = value
+    return found
+
+
+def _seconds(key: str, value: Any) -> float:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    total, at = 0.0, 0
+    text = str(value).strip()
+    while at < len(text):
+        part = DURATION.match(text, at)
+        if part is None or not part[0]:
+            raise OptionsError(f"{key}={value!r}: a duration such as 30s or 500ms is wanted")
+        total += float(part[1]) * UNITS[part[2]]
+        at = part.end()
+        while at < len(text) and text[at] == " ":
+            at += 1
+    return total

@@ -1,0 +1,110 @@
+"""Taps: what channels say is copied into logs of its own, in the runs it was said in.
+
+A log that is there is written in its format; a new one is a message log unless the path begins with the name of another
+(``xchannel:logs/ops``).  Its numbers are its own; time and sender are those of the message, where the format has room
+for them: a message log for both, an xchannel for the time, a queue for neither.  Writing happens in
+a thread; what waits for a slow disk is bounded, and what did not fit is counted and logged, never in silence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+
+from penstock.channels import commands as c
+from penstock.disk import in_disk_thread
+from penstock.errors import NotFoundError, OptionsError
+from penstock.log.detect import FORMATS, detect, open_writer
+from penstock.log.face import LogWriter
+from penstock.log.filechannel import FileChannel
+from penstock.log.messagelog import MessageLog, MessageLogOptions
+from penstock.metrics import REGISTRY
+
+__all__ = ["ChannelTap"]
+
+_log = logging.getLogger(__name__)
+
+ROOM = 65_536
+COPIED = REGISTRY.counter("channels_tap_messages", "messages copied by taps")
+LOST = REGISTRY.counter("channels_tap_lost", "messages that a tap could not copy")
+
+
+class ChannelTap:
+    """Copies one channel, or all of them (``*``), into one log.  Called by the manager on its loop.
+
+    >>> ChannelTap("ops/east", "copies/ops").handler
+    'ops/east'
+    """
+
+    def __init__(self, handler: str, path: str) -> None:
+        self.handler, self.path = handler, path
+        self._waiting: deque[c.Messages] = deque()
+        self._size = 0
+        self._writing: LogWriter | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Open the log; made if it is not there."""
+        self._writing = await in_disk_thread(_open, self.path)
+
+    def __call__(self, event: c.Delivery) -> None:
+        """Take what a channel says."""
+        if not isinstance(event, c.Messages) or (self.handler != "*" and event.channel.handler != self.handler):
+            return
+        if self._size + len(event) > ROOM:
+            LOST.add(len(event))
+            _log.warning("tap %s: %d messages of %s did not fit", self.path, len(event), event.channel)
+            return
+        self._waiting.append(event)
+        self._size += len(event)
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._write())
+
+    async def _write(self) -> None:
+        try:
+            while self._waiting:
+                runs, self._waiting, self._size = list(self._waiting), deque(), 0
+                try:
+                    await in_disk_thread(self._append, runs)
+                except Exception as exc:  # noqa: BLE001 - a tap never stops a channel
+                    count = sum(map(len, runs))
+                    LOST.add(count)
+                    _log.warning("tap %s: %d messages were not copied: %s", self.path, count, exc)
+        finally:
+            self._task = None
+
+    def _append(self, runs: list[c.Messages]) -> None:
+        log = self._writing
+        assert log is not None
+        for run in runs:
+            payloads, time_ns = list(run.payloads), run.timestamp * 1_000_000
+            if isinstance(log, MessageLog):
+                log.append_many(payloads, sender=str(run.sender), timestamp_ns=time_ns)
+            elif isinstance(log, FileChannel):
+                log.append_many(payloads)
+            else:
+                log.append_many(payloads, timestamp_ns=time_ns)
+            COPIED.add(len(run))
+
+    async def close(self) -> None:
+        """Write what waits and let go of the log."""
+        while self._task is not None:
+            await asyncio.wait([self._task])
+        if self._writing is not None:
+            await in_disk_thread(self._writing.close)
+            self._writing = None
+
+
+def _open(given: str) -> LogWriter:
+    """Open the log that a tap names, whatever its format; made if it is not there."""
+    wanted, colon, path = given.partition(":")
+    if not colon or wanted not in FORMATS:
+        wanted, path = "", given
+    try:
+        found = detect(path)
+    except NotFoundError:
+        found = wanted or "messagelog"
+    if wanted and found != wanted:
+        raise OptionsError(f"tap {given}: what is there is a log of format {found}")
+    return MessageLog.open(path, MessageLogOptions()) if found == "messagelog" else open_writer(path, format=found)

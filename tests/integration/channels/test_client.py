@@ -1,0 +1,367 @@
+"""Promise: a client hears all of every channel it is in, however it came there and however often a connection ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from wire_use import SECONDS, PlainAuthenticator, Raw, options, plain_token
+
+from penstock.channels.wire import BlockingClient, ChannelServer, Client, Gap, Heard, HeardEvent
+from penstock.errors import NotConnected, Timeout
+
+C = "channel=!c@localhost"
+
+
+@asynccontextmanager
+async def serving(root: Path, *, auth: bool = True, **more: Any) -> AsyncIterator[ChannelServer]:
+    modulator = PlainAuthenticator() if auth else None
+    async with ChannelServer(root, options(**{"wire": {"rate_limit": 0}, **more}), modulator=modulator) as server:
+        yield server
+
+
+async def enter(server: ChannelServer, name: str) -> Client:
+    login = {"token": plain_token(name)} if server.authenticates else {"username": name}
+    return await Client.connect("plain://" + server.addresses["channels-plain"], **login)
+
+
+async def heard(client: Client, count: int) -> list[tuple[Any, ...]]:
+    """Return the next messages and gaps."""
+    found: list[tuple[Any, ...]] = []
+    async with asyncio.timeout(SECONDS):
+        async for item in client.news():
+            if isinstance(item, Heard):
+                found.append((item.seq, item.payload))
+            elif isinstance(item, Gap):
+                found.append((item.first_seq, "to", item.last_seq))
+            if len(found) == count:
+                break
+    return found
+
+
+async def cut(server: ChannelServer, client: Client) -> None:
+    """End the connection of a client, and wait until both have noticed."""
+    (shell,) = [shell for shell in server.clients if str(shell.link.nid) == client.nid]
+    before = client._dialogue
+    shell._connection.abort("cut")
+    async with asyncio.timeout(SECONDS):
+        while client._dialogue is before or shell in server.clients:
+            await asyncio.sleep(0.001)
+
+
+async def back(client: Client) -> None:
+    async with asyncio.timeout(SECONDS):
+        await client._up.wait()
+
+
+async def test_a_channel_that_was_made_again_is_heard_from_its_first_message(tmp_path: Path) -> None:
+    async with (
+        serving(tmp_path, auth=False) as server,
+        await enter(server, "ann") as ann,
+        await enter(server, "bob") as bob,
+    ):
+        for turn in (b"first", b"second"):
+            await ann.join("c")
+            await bob.join("c")
+            assert await ann.broadcast_many("c", [turn, turn]) == [1, 2]
+            assert await heard(bob, 2) == [(1, turn), (2, turn)]
+            await ann.delete("c")
+            await bob.channels()  # the event is there
+        assert bob.seen == {}
+
+
+async def test_who_was_let_in_by_the_owner_hears_the_channel(tmp_path: Path) -> None:
+    async with serving(tmp_path) as server, await enter(server, "ann") as ann, await enter(server, "bob") as bob:
+        await ann.join("c")
+        await ann.configure("c", persist=True)
+        await ann.broadcast("c", b"before")
+        await ann.join("c", on_behalf="bob@localhost")
+        await ann.broadcast("c", b"hello")
+        assert await heard(bob, 1) == [(2, b"hello")]
+        await ann.leave("c", on_behalf="bob@localhost")
+        await ann.broadcast("c", b"without bob")
+        await ann.join("c", on_behalf="bob@localhost")
+        await cut(server, bob)
+        await ann.broadcast("c", b"meanwhile")
+        assert await heard(bob, 1) == [(4, b"meanwhile")]
+
+
+async def test_a_second_connection_of_a_user_hears_what_the_first_joined(tmp_path: Path) -> None:
+    async with (
+        serving(tmp_path) as server,
+        await enter(server, "bob") as first,
+        await enter(server, "bob") as second,
+        await enter(server, "ann") as ann,
+    ):
+        await first.join("c")
+        await ann.join("c")
+        await ann.broadcast("c", b"hello")
+        assert await heard(first, 1) == await heard(second, 1) == [(1, b"hello")]
+
+
+async def test_nothing_is_missed_between_a_join_and_the_first_message(tmp_path: Path) -> None:
+    """Whoever joined and heard nothing yet knows where the channel was, so a lost connection makes no hole."""
+    async with serving(tmp_path) as server, await enter(server, "ann") as ann, await enter(server, "bob") as bob:
+        await ann.join("c")
+        await ann.broadcast("c", b"before")
+        await bob.join("c")
+        await ann.configure("c", persist=True)
+        await cut(server, bob)
+        await ann.broadcast_many("c", [b"a", b"b"])
+        assert await heard(bob, 2) == [(2, b"a"), (3, b"b")]
+
+
+async def test_a_transient_channel_stays_joined_over_many_lost_connections(tmp_path: Path) -> None:
+    async with (
+        serving(tmp_path, auth=False) as server,
+        await enter(server, "ann") as ann,
+        await enter(server, "bob") as bob,
+    ):
+        await ann.join("c")
+        await bob.join("c")
+        for _ in range(3):
+            await cut(server, bob)
+            await back(bob)
+        await ann.broadcast("c", b"hello")
+        assert await heard(bob, 1) == [(1, b"hello")]  # nothing was missed, and no gap is told
+
+
+async def test_a_gap_of_a_transient_channel_is_told_exactly(tmp_path: Path) -> None:
+    async with (
+        serving(tmp_path, auth=False) as server,
+        await enter(server, "ann") as ann,
+        await Raw.open(server) as raw,
+    ):
+        await ann.join("c")
+        await ann.broadcast_many("c", [b"x"] * 5)
+        bob = Client("plain://" + server.addresses["channels-plain"], username="bob")
+        bob.seen["c"] = 2  # it was there before
+        await bob.open()
+        try:
+            await ann.broadcast("c", b"six")
+            assert await heard(bob, 2) == [(3, "to", 5), (6, b"six")]
+        finally:
+            await bob.close()
+        await raw.login("eve")
+
+
+async def test_who_never_was_a_member_hears_from_the_number_it_names(tmp_path: Path) -> None:
+    async with serving(tmp_path) as server, await enter(server, "ann") as ann:
+        await ann.join("c")
+        await ann.configure("c", persist=True)
+        await ann.broadcast_many("c", [b"1", b"2", b"3"])
+        bob = Client("plain://" + server.addresses["channels-plain"], token=plain_token("bob"))
+        bob.seen["c"] = 0
+        await bob.open()
+        try:
+            await ann.broadcast("c", b"4")
+            assert await heard(bob, 4) == [(1, b"1"), (2, b"2"), (3, b"3"), (4, b"4")]
+        finally:
+            await bob.close()
+
+
+async def test_own_messages_count_as_seen(tmp_path: Path) -> None:
+    async with serving(tmp_path) as server, await enter(server, "ann") as ann, await enter(server, "bob") as bob:
+        await ann.join("c")
+        await ann.configure("c", persist=True)
+        await bob.join("c")
+        await ann.broadcast_many("c", [b"mine"] * 3)
+        await ann.broadcast("c", b"mine")
+        assert ann.seen["!c@localhost"] == 4
+        await cut(server, ann)
+        await bob.broadcast("c", b"yours")
+        assert await heard(ann, 1) == [(5, b"yours")]
+
+
+async def test_numbers_that_began_again_are_told_and_all_is_heard(tmp_path: Path) -> None:
+    """The channel was deleted and made again while a client was away: what it knew of is another channel."""
+    async with serving(tmp_path) as server, await enter(server, "ann") as ann:
+        await ann.join("c")
+        await ann.configure("c", persist=True)
+        await ann.broadcast_many("c", [b"new", b"new"])
+        bob = Client("plain://" + server.addresses["channels-plain"], token=plain_token("bob"))
+        bob.seen["c"] = 100
+        await bob.open()
+        try:
+            await ann.broadcast("c", b"newer")
+            assert await heard(bob, 4) == [(101, "to", None), (1, b"new"), (2, b"new"), (3, b"newer")]
+        finally:
+            await bob.close()
+
+
+async def test_what_was_not_kept_while_persistence_was_off_is_a_gap(tmp_path: Path) -> None:
+    async with serving(tmp_path) as server, await enter(server, "ann") as ann, await Raw.open(server) as bob:
+        await ann.join("c")
+        await ann.configure("c", persist=True)
+        await ann.broadcast_many("c", [b"x"] * 5)
+        await ann.configure("c", persist=False)
+        await ann.broadcast("c", b"six")
+        await ann.configure("c", persist=True)
+        await bob.ask("CONNECT resume=true version=1")
+        await bob.ask(f"AUTH token={plain_token('ann')}")
+        resumed = f"RESUME_ACK id=1 {C} first_seq=7 last_seq=6 recovered=false"
+        assert await bob.ask(f"RESUME id=1 {C} from_seq=4") == resumed
+        await ann.broadcast("c", b"seven")
+        assert " seq=7 " in (await bob.frames(1))[0]
+
+
+async def test_retention_that_overtakes_a_replay_is_told_with_its_numbers(tmp_path: Path) -> None:
+    """A client that reads slowly is told of what went while it read, in front of what comes behind."""
+    async with (
+        serving(tmp_path, segment_bytes=1 << 20, wire={"rate_limit": 0, "max_persist_messages": 4000}) as server,
+        await enter(server, "ann") as ann,
+    ):
+        await ann.join("c")
+        await ann.configure("c", persist=True, max_persist_messages=4000, message_flush_interval=1000)
+        payload = b"x" * 8000
+        await ann.broadcast_many("c", [payload] * 4000)
+        async with await Raw.open(server) as bob:
+            await bob.ask("CONNECT resume=true version=1")
+            await bob.ask(f"AUTH token={plain_token('ann')}")
+            resumed = f"RESUME_ACK id=1 {C} first_seq=1 last_seq=4000 recovered=true"
+            assert await bob.ask(f"RESUME id=1 {C} from_seq=1") == resumed
+            async with asyncio.timeout(
+                SECONDS
+            ):  # the server has stopped reading the log for a client that does not read
+                while not any(shell._slow for shell in server.clients):
+                    await asyncio.sleep(0.001)
+            await ann.broadcast_many("c", [payload] * 4000)
+            last = (await ann.range("c"))[1]
+            numbers, gaps, at = [], [], 0
+            while at < last:
+                frame = await bob.frame()
+                assert frame, "closed"
+                head = dict(part.split("=") for part in frame.split(b"\n")[0].decode().split()[1:])
+                if frame.startswith(b"RESUME_ACK"):
+                    assert head["recovered"] == "false"
+                    gaps.append((at + 1, int(head["first_seq"]) - 1))
+                    at = int(head["first_seq"]) - 1
+                else:
+                    assert int(head["seq"]) == at + 1, "a hole that nobody told"
+                    at += 1
+                    numbers.append(at)
+            assert gaps
+            assert len(numbers) + sum(high - low + 1 for low, high in gaps) == last
+
+
+@asynccontextmanager
+async def pretending(*answers: bytes) -> AsyncIterator[tuple[str, list[int]]]:
+    """Stand in for a server that answers the first lines so and then says nothing; tell how often it was called."""
+    calls: list[int] = []
+    done = asyncio.Queue[None]()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for answer in answers:
+            await reader.readline()
+            writer.write(answer)
+        calls.append(1)
+        await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        done.put_nowait(None)
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        yield f"plain://{host}:{port}", calls
+        for _ in calls:
+            await done.get()
+
+
+async def test_a_server_that_went_without_a_word_is_noticed() -> None:
+    """Half-open: the machine of the server is gone and no packet says so."""
+    limits = b"heartbeat_interval=20 max_inflight_requests=5 max_message_size=4096 max_payload_size=4096"
+    hello = b"CONNECT_ACK auth_required=false " + limits + b" max_subscriptions=5\n"
+    async with (
+        pretending(hello, b"IDENTIFY_ACK nid=ann@localhost\n") as (place, calls),
+        await Client.connect(place, username="ann"),
+        asyncio.timeout(SECONDS),
+    ):
+        while len(calls) < 2:
+            await asyncio.sleep(0.01)
+
+
+async def test_a_server_that_does_not_answer_is_no_connection() -> None:
+    async with pretending() as (place, _):
+        with pytest.raises(NotConnected, match="no answer"):
+            await Client.connect(place, username="ann", timeout=0.05)
+
+
+async def test_a_client_comes_back_when_logins_fail_for_a_while(tmp_path: Path) -> None:
+    """Whoever judges logins was not there for a moment: that is no reason to give up."""
+
+    class Moody(PlainAuthenticator):
+        failures = 0
+
+        def authenticate(self, token: str) -> str | None:
+            if self.failures:
+                self.failures -= 1
+                raise OSError("not now")
+            return super().authenticate(token)
+
+    moody = Moody()
+    async with (
+        ChannelServer(tmp_path, options(modulator_timeout=60.0), modulator=moody) as server,
+        await enter(server, "bob") as bob,
+        await enter(server, "ann") as ann,
+    ):
+        await bob.join("c")
+        await ann.join("c")
+        moody.failures = 2
+        await cut(server, bob)
+        await back(bob)
+        assert moody.failures == 0
+        await ann.broadcast("c", b"hello")
+        assert await heard(bob, 1) == [(1, b"hello")]
+
+
+async def test_who_cannot_join_again_is_told(tmp_path: Path) -> None:
+    async with (
+        serving(tmp_path, auth=False) as server,
+        await enter(server, "ann") as ann,
+        await enter(server, "bob") as bob,
+    ):
+        await ann.join("c")
+        await bob.join("c")
+        await ann.allow("c", "join", ["ann@localhost"])
+        await cut(server, bob)
+        async with asyncio.timeout(SECONDS):
+            async for item in bob.news():
+                if isinstance(item, HeardEvent) and item.kind == "MEMBER_LEFT":
+                    break
+        assert item == HeardEvent("MEMBER_LEFT", "!c@localhost", "bob@localhost", None)
+        assert bob.seen == {}
+        assert await bob.channels() == []
+
+
+async def test_no_answer_is_an_error_in_time() -> None:
+    limits = b"heartbeat_interval=60000 max_inflight_requests=5 max_message_size=4096 max_payload_size=4096"
+    hello = b"CONNECT_ACK auth_required=false " + limits + b" max_subscriptions=5\n"
+    async with (
+        pretending(hello, b"IDENTIFY_ACK nid=ann@localhost\n") as (place, _),
+        await Client.connect(place, username="ann", timeout=0.3) as ann,
+    ):
+        for asked in (ann.broadcast("c", b"x"), ann.broadcast_many("c", [b"x"]), ann.history("c"), ann.join("c")):
+            with pytest.raises(Timeout, match="no answer to"):
+                await asked
+
+
+async def test_messages_are_iterated_over_without_a_loop(tmp_path: Path) -> None:
+    async with serving(tmp_path) as server, await enter(server, "ann") as ann:
+        await ann.join("c")
+
+        def work() -> list[bytes]:
+            with BlockingClient("plain://" + server.addresses["channels-plain"], token=plain_token("bob")) as bob:
+                bob.join("c")
+                loop.call_soon_threadsafe(joined.set)
+                messages = bob.messages()
+                return [next(messages).payload, next(messages).payload]
+
+        joined, loop = asyncio.Event(), asyncio.get_running_loop()
+        working = asyncio.create_task(asyncio.to_thread(work))
+        await joined.wait()
+        await ann.broadcast_many("c", [b"one", b"two"])
+        assert await working == [b"one", b"two"]

@@ -1,0 +1,228 @@
+"""Promise: a channel server runs as a command, is used from the shell, and stops without losing anything."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import signal
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from wire_use import plain_token
+
+SUPPORT = str(Path(__file__).parents[2] / "support")
+PENSTOCK = [sys.executable, "-m", "penstock.cli.main"]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([SUPPORT, os.environ.get("PYTHONPATH", "")])}
+
+
+class Server:
+    def __init__(self, folder: Path, *args: str, environment: dict[str, str] | None = None) -> None:
+        command = [*PENSTOCK, "channels", "serve", "--data", str(folder), "--json", *args]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**ENVIRONMENT, **(environment or {})}
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, (self.process.communicate()[1]).decode()
+        ready = json.loads(line)
+        assert ready["event"] == "ready"
+        self.listeners: dict[str, str] = ready["listeners"]
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        self.process.communicate(timeout=60)
+        return self.process.returncode
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    running = Server(
+        tmp_path / "data", "--port", "0", "--plain-port", "0", "--modulator", "wire_use:PlainAuthenticator"
+    )
+    yield running
+    running.process.kill()
+    running.process.communicate()
+
+
+def use(server: Server, *args: str, who: str = "ann:s3cret", given: bytes = b"", code: int = 0) -> list[Any]:
+    """Run a command here: starting a process for each takes most of the time."""
+    from penstock.cli.main import main
+
+    address = ["--server", "plain://" + server.listeners["channels-plain"], "--token", who, "--json"]
+    out, errors = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
+    stdin = io.TextIOWrapper(io.BytesIO(given), encoding="utf-8")
+    words = ["penstock", "channels", *args, *address]
+    with (
+        patch.multiple(sys, argv=words, stdin=stdin, stdout=out, stderr=errors),
+        pytest.raises(SystemExit) as ended,
+    ):
+        main()
+    assert (ended.value.code or 0) == code, errors.buffer.getvalue().decode()  # type: ignore[attr-defined]
+    return [json.loads(line) for line in out.buffer.getvalue().splitlines()]  # type: ignore[attr-defined]
+
+
+def test_a_channel_is_used_from_the_shell_and_survives_a_stop(server: Server, tmp_path: Path) -> None:
+    use(server, "join", "ops")  # a transient channel ends with its last member
+    use(server, "members", "ops", code=1)
+    assert use(server, "config", "ops", "--set", "persist=true")[0]["persist"] is True  # and is made by its settings
+    use(server, "join", "jobs", "--set", "persist=true", "--set", "type=fifo")
+    for wrong in ("nonsense=3", "persist=maybe", "max_clients=many"):
+        use(server, "config", "ops", "--set", wrong, code=2)
+    assert use(server, "broadcast", "ops", "pump 7 is on") == [{"seq": 1}]
+    assert use(server, "broadcast", "ops", given=b"two\nthree\n") == [{"seq": 2}, {"seq": 3}]
+    found = use(server, "history", "ops", "--from", "2")
+    assert [(item["seq"], item["from"], item["payload"]) for item in found] == [
+        (2, "ann@localhost", "two"),
+        (3, "ann@localhost", "three"),
+    ]
+    assert use(server, "members", "ops") == [{"members": ["ann@localhost"]}]
+    assert use(server, "config", "ops", "--set", "max_clients=7")[0]["max_clients"] == 7
+    assert use(server, "acl", "ops", "read", "--add", "bob@localhost", "--add", "ann@localhost") == [
+        {"type": "read", "nids": ["ann@localhost", "bob@localhost"]}
+    ]
+    assert use(server, "push", "jobs", given=b"a\nb\n") == [{"pushed": 2}]
+    assert use(server, "pop", "jobs") == [{"payload": "a"}]
+    assert use(server, "listen", "ops", "--from", "2", "--limit", "2") == found
+    assert [item["seq"] for item in use(server, "listen", "ops", "--from", "1", "--limit", "3", who="bob:s3cret")] == [
+        1,
+        2,
+        3,
+    ]
+    assert server.stop() == 0
+    again = Server(tmp_path / "data", "--port", "-1", "--plain-port", "0", "--modulator", "wire_use:PlainAuthenticator")
+    try:
+        assert use(again, "pop", "jobs") == [{"payload": "b"}]
+        use(again, "pop", "jobs", code=1)  # QUEUE_EMPTY
+    finally:
+        assert again.stop(signal.SIGINT) == 0
+
+
+async def test_tls_is_modern_and_its_certificate_is_for_localhost(server: Server, tmp_path: Path) -> None:
+    from penstock.channels import Client
+    from penstock.errors import PenstockError
+
+    host, _, port = server.listeners["channels"].rpartition(":")
+    context = ssl.create_default_context(cafile=str(tmp_path / "data" / "development.pem"))
+    for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
+        context.minimum_version = context.maximum_version = version
+        reader, writer = await asyncio.open_connection(host, int(port), ssl=context, server_hostname="localhost")
+        writer.write(b"CONNECT version=1\n")
+        assert (await reader.readline()).startswith(b"CONNECT_ACK ")
+        writer.close()
+        await writer.wait_closed()
+    ca = str(tmp_path / "data" / "development.pem")
+    async with await Client.connect(f"localhost:{port}", token=plain_token("ann"), ca=ca) as ann:
+        assert ann.nid == "ann@localhost"
+    with pytest.raises(PenstockError):  # nobody this machine believes has signed it
+        await Client.connect(f"localhost:{port}", token=plain_token("ann"), reconnect=False)
+
+
+def test_the_configuration_of_the_original_is_taken_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("""
+[telemetry.logging]
+level = "info"
+format = "text"
+[telemetry.metrics]
+enabled = true
+bind_address = "127.0.0.1"
+port = 0
+[c2s-server]
+connect_timeout = "30s"
+keep_alive_interval = "1m"
+[c2s-server.listener]
+domain = "localhost"
+bind_address = "127.0.0.1"
+port = 0
+[c2s-server.limits]
+max_connections = 17
+max_message_size = 4096
+payload_pool_memory_budget = 268435456
+unheard_of = 5
+""")
+    server = Server(
+        tmp_path / "data", "--config", str(tmp_path / "config.toml"), "--plain-port", "0",
+        environment={"PENSTOCK__C2S_SERVER__LIMITS__MAX_INFLIGHT_REQUESTS": "33"},
+    )  # fmt: skip
+    try:
+        assert set(server.listeners) == {"channels", "channels-plain", "metrics"}
+
+        async def look() -> tuple[bytes, bytes]:
+            reader, writer = await asyncio.open_connection(*server.listeners["channels-plain"].split(":"))
+            writer.write(b"CONNECT version=1\n")
+            answer = await reader.readline()
+            scraped, asking = await asyncio.open_connection(*server.listeners["metrics"].split(":"))
+            asking.write(b"GET /metrics HTTP/1.1\r\n\r\n")
+            body = await scraped.read()
+            for one in (writer, asking):
+                one.close()
+                await one.wait_closed()
+            return answer, body
+
+        answer, body = asyncio.run(look())
+        assert b"max_inflight_requests=33 max_message_size=4096 " in answer
+        assert b"penstock_channels_c2s_connections_accepted_total 1" in body
+        assert b"penstock_channels_c2s_connections_active 1" in body
+    finally:
+        assert server.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--config", "/nowhere.toml"], "No such file"),
+        (["--modulator", "nowhere"], "module:Class"),
+        (["--modulator", "nowhere:Nobody"], "No module named"),
+        (["--sync", "sometimes"], "none, interval or always"),
+    ],
+)
+def test_a_wrong_start_is_one_line_and_exit_code_2(args: list[str], said: str, tmp_path: Path) -> None:
+    command = [*PENSTOCK, "channels", "serve", "--data", str(tmp_path / "data"), "--port", "0", *args]
+    done = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert said in done.stderr.decode().splitlines()[-1]
+
+
+async def test_a_modulator_is_loaded_again_on_sighup_and_a_broken_one_is_not(tmp_path: Path) -> None:
+    from penstock.channels import Client
+
+    module = tmp_path / "doors.py"
+    door = "class Door:\n    def transform(self, nid, channel, payload):\n        return payload.{}()\n"
+    module.write_text(door.format("upper"))
+    server = await asyncio.to_thread(
+        Server, tmp_path / "data", "--port", "-1", "--plain-port", "0", "--modulator", "doors:Door",
+        environment={"PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    place = "plain://" + server.listeners["channels-plain"]
+    try:
+        async with (
+            await Client.connect(place, username="ann") as ann,
+            await Client.connect(place, username="bob") as bob,
+        ):
+            await ann.join("c")
+            await bob.join("c")
+            heard = bob.messages()
+            changes = [
+                ("", b"HI"),
+                (door.format("lower"), b"hi"),
+                ("class Door:", b"hi"),
+                (door.format("title"), b"Hi"),
+            ]
+            for change, wanted in changes:
+                if change:
+                    module.write_text(change)
+                    server.process.send_signal(signal.SIGHUP)
+                async with asyncio.timeout(60):
+                    while True:  # a signal takes its time
+                        await ann.broadcast("c", b"hI")
+                        if (await anext(heard)).payload == wanted:
+                            break
+    finally:
+        assert await asyncio.to_thread(server.stop) == 0

@@ -1,0 +1,414 @@
+"""Promise: a modulator is a small Python class; one that fails, hangs or lies is an answer, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import datetime as dt
+import json
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import jwt
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from wire_use import PlainAuthenticator, Raw, options, plain_token
+
+from penstock.channels.wire import Challenge, ChannelServer, Client
+from penstock.channels.wire.builtin import JsonSchema, JsonWebTokens, PasswordFile
+from penstock.channels.wire.counts import LATE
+from penstock.errors import OptionsError, Refused
+from penstock.net import hash_password
+from penstock.net.credentials import change_credentials, hash_token
+
+C = "channel=!c@localhost"
+
+
+async def served(tmp_path: Path, modulator: object, **more: Any) -> ChannelServer:
+    given = options(**{"modulator_timeout": 60.0, **more})  # nothing here is about a slow machine
+    server = ChannelServer(tmp_path / "data", given, modulator=modulator)
+    await server.start()
+    return server
+
+
+def address(server: ChannelServer) -> str:
+    return "plain://" + server.addresses["channels-plain"]
+
+
+async def test_who_may_join_and_broadcast_is_the_modulators_word(tmp_path: Path) -> None:
+    class Door:
+        def authorize_join(self, nid: Any, channel: Any) -> bool:
+            return nid.username != "eve"
+
+        async def authorize_broadcast(self, nid: Any, channel: Any) -> bool:
+            return nid.username == "ann"
+
+    server = await served(tmp_path, Door())
+    try:
+        async with (
+            await Client.connect(address(server), username="ann") as ann,
+            await Client.connect(address(server), username="bob") as bob,
+            await Client.connect(address(server), username="eve") as eve,
+        ):
+            await ann.join("c")
+            await bob.join("c")
+            with pytest.raises(Refused, match="NOT_ALLOWED"):
+                await eve.join("c")
+            with pytest.raises(Refused, match="NOT_ALLOWED"):
+                await bob.broadcast("c", b"x")
+            assert await ann.broadcast_many("c", [b"x", b"y"]) == [1, 2]
+    finally:
+        await server.stop()
+
+
+async def hang(*_: Any) -> Any:
+    await asyncio.Event().wait()
+
+
+def fail(*_: Any) -> Any:
+    raise RuntimeError("boom")
+
+
+def lie(*_: Any) -> Any:
+    return 7
+
+
+def fail_blocking(*_: Any) -> Any:
+    GO_ON.wait(60)
+
+
+GO_ON = threading.Event()
+
+
+@pytest.mark.parametrize("method", [hang, fail, lie, fail_blocking])
+@pytest.mark.parametrize("asked", ["authenticate", "transform", "direct"])
+async def test_a_modulator_that_fails_hangs_or_lies_is_an_answer(method: Any, asked: str, tmp_path: Path) -> None:
+    GO_ON.clear()
+    modulator = type("Bad", (), {asked: staticmethod(method)})()
+    server = await served(tmp_path, modulator, modulator_timeout=0.2)
+    try:
+        async with await Raw.open(server) as raw:
+            if asked == "authenticate":
+                await raw.ask("CONNECT version=1")
+                answer = await raw.ask("AUTH token=x")
+            else:
+                await raw.login("ann")
+                await raw.ask(f"JOIN id=1 {C}")
+                sent = f"BROADCAST id=2 {C}" if asked == "transform" else "MOD_DIRECT id=2 from=x"
+                answer = await raw.ask(f"{sent} length=1\nx\n")
+            if (asked, method) == ("direct", lie):
+                assert answer == "MOD_DIRECT_ACK id=2"  # 7 is as good a yes as any
+            else:
+                assert "reason=INTERNAL_SERVER_ERROR" in answer
+                assert await raw.ended()
+        assert server.health().state.serves
+    finally:
+        GO_ON.set()
+        await server.stop()
+
+
+async def test_a_modulator_is_replaced_while_clients_are_connected(tmp_path: Path) -> None:
+    class Shout:
+        def transform(self, nid: Any, channel: Any, payload: bytes) -> bytes:
+            return payload.upper()
+
+    class Whisper:
+        def transform(self, nid: Any, channel: Any, payload: bytes) -> bytes:
+            return payload.lower()
+
+    server = await served(tmp_path, Shout())
+    try:
+        async with (
+            await Client.connect(address(server), username="ann") as ann,
+            await Client.connect(address(server), username="bob") as bob,
+        ):
+            await ann.join("c")
+            await bob.join("c")
+            heard = bob.messages()
+            await ann.broadcast("c", b"Hi")
+            server.set_modulator(Whisper())
+            await ann.broadcast("c", b"Hi")
+            assert [(await anext(heard)).payload for _ in range(2)] == [b"HI", b"hi"]
+            with pytest.raises(OptionsError, match="authenticates"):
+                server.set_modulator(PlainAuthenticator())
+    finally:
+        await server.stop()
+
+
+async def test_what_an_old_modulator_was_asked_it_answers(tmp_path: Path) -> None:
+    class Slow:
+        def transform(self, nid: Any, channel: Any, payload: bytes) -> bytes:
+            asked.release()
+            GO_ON.wait(60)
+            return payload.upper()
+
+    class Quick:
+        def transform(self, nid: Any, channel: Any, payload: bytes) -> bytes:
+            return payload
+
+    GO_ON.clear()
+    asked = threading.Semaphore(0)
+    server = await served(tmp_path, Slow())
+    people = [await (await Raw.open(server)).login(f"p{n}") for n in range(12)]  # more than it has threads
+    try:
+        for n, raw in enumerate(people):
+            await raw.ask(f"JOIN id=1 channel=!c{n}@localhost")
+            for number in (2, 3):
+                raw.write(f"BROADCAST id={number} channel=!c{n}@localhost length=1\nx\n")
+                await raw.ask(f"CHANNELS id={number + 10}")  # they are two runs
+        for _ in range(8):
+            assert await asyncio.to_thread(asked.acquire, timeout=60)
+        server.set_modulator(Quick())
+        GO_ON.set()
+        for raw in people:
+            assert await raw.frames(2) == ["BROADCAST_ACK id=2 seq=1", "BROADCAST_ACK id=3 seq=2"]
+    finally:
+        GO_ON.set()
+        for raw in people:
+            await raw.gone()
+        await server.stop()
+
+
+async def test_a_password_file_lets_in_who_is_in_it(tmp_path: Path) -> None:
+    passwords = str(tmp_path / "passwords")
+    change_credentials(passwords, "ann", hash_password("s3cret"))
+    change_credentials(passwords, "probe", hash_token("a-long-token"))
+    server = await served(tmp_path, PasswordFile(passwords))
+    try:
+        async with await Client.connect(address(server), token=plain_token("ann")) as ann:
+            assert ann.nid == "ann@localhost"
+            await ann.join("c")
+            await ann.configure("c", persist=True)
+        for wrong in (plain_token("ann", "guess"), plain_token("eve"), base64.b64encode(b"x").decode(), "x"):
+            with pytest.raises(Refused, match="UNAUTHORIZED"):
+                await Client.connect(address(server), token=wrong)
+    finally:
+        await server.stop()
+
+
+async def test_a_json_web_token_lets_in_its_subject_and_nothing_else_does(tmp_path: Path) -> None:
+    secret = b"k" * 32
+    (tmp_path / "key").write_bytes(secret)
+    now = dt.datetime.now(dt.UTC)
+    good = {"sub": "ann", "aud": "channels", "exp": now + dt.timedelta(minutes=5)}
+    modulator = JsonWebTokens(str(tmp_path / "key"), audience="channels")
+    assert modulator.authenticate(jwt.encode(good, secret, "HS256")) == "ann"
+    wrong = [
+        jwt.encode(good, b"x" * 32, "HS256"),
+        jwt.encode({**good, "exp": now - dt.timedelta(minutes=5)}, secret, "HS256"),
+        jwt.encode({**good, "aud": "other"}, secret, "HS256"),
+        jwt.encode({name: good[name] for name in ("sub", "aud")}, secret, "HS256"),
+        jwt.encode({**good, "sub": "bob"}, "", "none"),
+        "not.a.token",
+    ]
+    assert [modulator.authenticate(token) for token in wrong] == [None] * len(wrong)
+    server = await served(tmp_path, modulator)
+    try:
+        async with await Client.connect(address(server), token=jwt.encode(good, secret, "HS256")) as ann:
+            assert ann.nid == "ann@localhost"
+    finally:
+        await server.stop()
+
+
+async def test_a_schema_refuses_payloads_that_do_not_fit(tmp_path: Path) -> None:
+    (tmp_path / "schemas").mkdir()
+    (tmp_path / "schemas" / "ops.east.json").write_text('{"type": "object", "required": ["value"]}')
+    server = await served(tmp_path, JsonSchema({"ops/east": {"type": "object", "required": ["value"]}}))
+    try:
+        async with await Client.connect(address(server), username="ann", reconnect=False) as ann:
+            await ann.join("ops/east")
+            assert await ann.broadcast("ops/east", b'{"value": 1}') == 1
+            with pytest.raises(Refused, match="BAD_REQUEST"):
+                await ann.broadcast("ops/east", b"{}")
+    finally:
+        await server.stop()
+
+
+async def test_keys_of_tokens_come_from_a_url(tmp_path: Path) -> None:
+    """A key set is fetched over HTTP and kept; a server of keys that is away is a failure and lets nobody in."""
+    private = ec.generate_private_key(ec.SECP256R1())
+    other = ec.generate_private_key(ec.SECP256R1())
+    public = json.loads(jwt.algorithms.ECAlgorithm.to_jwk(private.public_key()))
+    asked: list[str] = []
+
+    async def keys(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append((await reader.readuntil(b"\r\n\r\n")).decode().split()[1])
+        body = json.dumps({"keys": [{**public, "kid": "one", "use": "sig", "alg": "ES256"}]}).encode()
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n")
+        writer.write(b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        writer.close()
+        await writer.wait_closed()
+
+    claims = {"sub": "ann", "exp": dt.datetime.now(dt.UTC) + dt.timedelta(minutes=5)}
+    good = jwt.encode(claims, private, "ES256", headers={"kid": "one"})
+    forged = jwt.encode(claims, other, "ES256", headers={"kid": "one"})
+    unknown = jwt.encode(claims, private, "ES256", headers={"kid": "two"})
+    async with await asyncio.start_server(keys, "127.0.0.1", 0) as http:
+        url = f"http://127.0.0.1:{http.sockets[0].getsockname()[1]}/keys.json"
+        server = await served(tmp_path, JsonWebTokens(url=url))
+        try:
+            for _ in range(3):
+                async with await Client.connect(address(server), token=good) as ann:
+                    assert ann.nid == "ann@localhost"
+            assert asked == ["/keys.json"]
+            for token in (forged, unknown):
+                with pytest.raises(Refused, match="UNAUTHORIZED"):
+                    await Client.connect(address(server), token=token, reconnect=False)
+            http.close()
+            await http.wait_closed()
+            away = JsonWebTokens(url=url)
+            with pytest.raises(jwt.PyJWKClientConnectionError):
+                await asyncio.to_thread(away.authenticate, good)
+        finally:
+            await server.stop()
+
+
+async def test_a_request_that_takes_longer_than_its_time_is_logged_and_answered_all_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in the original: ``request_timeout`` only tells; a late answer still comes."""
+    gate = asyncio.Event()
+
+    class Slow:
+        async def authorize_join(self, nid: Any, channel: Any) -> bool:
+            await gate.wait()
+            return True
+
+    before = LATE.value()
+    server = await served(tmp_path, Slow(), wire={"request_timeout": 0.05})
+    try:
+        async with asyncio.timeout(60), await Client.connect(address(server), username="ann") as ann:
+            joining = asyncio.create_task(ann.join("c"))
+            while LATE.value() == before:
+                await asyncio.sleep(0.01)
+            gate.set()
+            await joining
+            assert await ann.members("c") == ["ann@localhost"]
+    finally:
+        await server.stop()
+    assert LATE.value() == before + 1
+    assert "ann@localhost: 1 requests take longer than 0.05 s" in caplog.text
+
+
+def leave(*_: Any) -> Any:
+    sys.exit(3)
+
+
+async def leave_later(*_: Any) -> Any:
+    sys.exit(3)
+
+
+async def cancel(*_: Any) -> Any:
+    raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize("method", [leave, leave_later, cancel])
+@pytest.mark.parametrize("asked", ["authenticate", "transform", "authorize_join", "on_event"])
+async def test_a_modulator_that_wants_to_end_the_process_is_an_answer(method: Any, asked: str, tmp_path: Path) -> None:
+    server = await served(tmp_path, type("Bad", (), {asked: staticmethod(method)})())
+    try:
+        async with await Raw.open(server) as raw:
+            if asked == "authenticate":
+                await raw.ask("CONNECT version=1")
+                assert "reason=INTERNAL_SERVER_ERROR" in await raw.ask("AUTH token=x")
+                return
+            await raw.login("ann")
+            joined = await raw.ask(f"JOIN id=1 {C}")
+            if asked == "authorize_join":
+                assert joined == "ERROR id=1 reason=INTERNAL_SERVER_ERROR"
+                return
+            assert joined == f"JOIN_ACK id=1 {C}"
+            if asked == "transform":
+                assert await raw.ask(f"BROADCAST id=2 {C} length=1\nx\n") == "ERROR id=2 reason=INTERNAL_SERVER_ERROR"
+        assert server.health().state.serves
+    finally:
+        await server.stop()
+
+
+@pytest.mark.parametrize("text", ["", "two\nlines", "all \" ' : * of them", "ends in \\ a\\"])
+async def test_a_challenge_that_no_client_can_read_is_a_lie(text: str, tmp_path: Path) -> None:
+    class Riddles:
+        def authenticate(self, token: str) -> Challenge:
+            return Challenge(text)
+
+    server = await served(tmp_path, Riddles())
+    try:
+        async with await Raw.open(server) as raw:
+            await raw.ask("CONNECT version=1")
+            assert "reason=INTERNAL_SERVER_ERROR" in await raw.ask("AUTH token=x")
+            assert await raw.ended()
+    finally:
+        await server.stop()
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("bad", [b"fail", b"none"])
+async def test_what_was_good_before_a_bad_payload_is_kept_and_answered(bad: bytes, later: bool, tmp_path: Path) -> None:
+    """A run of pipelined broadcasts: each is judged by itself, and the error names the one it is about."""
+
+    def judge(nid: Any, channel: Any, payload: bytes) -> bytes | None:
+        if payload == b"fail":
+            raise ValueError(payload)
+        return None if payload == b"none" else payload.upper()
+
+    async def judge_later(nid: Any, channel: Any, payload: bytes) -> bytes | None:
+        return judge(nid, channel, payload)
+
+    class Judge(PlainAuthenticator):
+        transform = staticmethod(judge_later if later else judge)
+
+    server = await served(tmp_path, Judge())
+    try:
+        async with await Raw.open(server) as ann, await Raw.open(server) as bob:
+            for raw, name in ((ann, "ann"), (bob, "bob")):
+                await raw.login(name, auth=True)
+                await raw.ask(f"JOIN id=1 {C}")
+            await ann.frame()
+            await ann.ask(f"SET_CHAN_CONFIG id=2 {C} persist=true")
+            await bob.frame()
+            said = [b"one!", b"two!", bad, b"four"]
+            ann.write(
+                b"".join(b"BROADCAST id=%d %s length=4\n%s\n" % (n, C.encode(), p) for n, p in enumerate(said, 3))
+            )
+            reason = "INTERNAL_SERVER_ERROR" if bad == b"fail" else "BAD_REQUEST"
+            acked = ["BROADCAST_ACK id=3 seq=1", "BROADCAST_ACK id=4 seq=2", f"ERROR id=5 reason={reason}"]
+            assert await ann.frames(3) == acked
+            assert await ann.ended()
+            assert [frame.split("\n")[1] for frame in await bob.frames(2)] == ["ONE!", "TWO!"]
+    finally:
+        await server.stop()
+
+
+async def test_requests_that_ask_a_modulator_and_the_disk_are_counted_once(tmp_path: Path) -> None:
+    class Same(PlainAuthenticator):
+        def transform(self, nid: Any, channel: Any, payload: bytes) -> bytes:
+            return payload
+
+    server = await served(tmp_path, Same())
+    try:
+        async with await Raw.open(server) as ann:
+            await ann.login("ann", auth=True)
+            await ann.ask(f"JOIN id=1 {C}")
+            await ann.ask(f"SET_CHAN_CONFIG id=2 {C} persist=true")
+            ann.write("".join(f"BROADCAST id={n} {C} length=1\nx\n" for n in range(3, 103)))
+            assert [frame.split()[0] for frame in await ann.frames(100)] == ["BROADCAST_ACK"] * 100
+    finally:
+        await server.stop()
+
+
+async def test_a_method_that_returns_something_to_wait_for_is_waited_for(tmp_path: Path) -> None:
+    async def name(token: str) -> str:
+        return token
+
+    class Wrapped:
+        def authenticate(self, token: str) -> Any:
+            return name(token)
+
+    server = await served(tmp_path, Wrapped())
+    try:
+        async with await Client.connect(address(server), token="ann") as ann:
+            assert ann.nid == "ann@localhost"
+    finally:
+        await server.stop()

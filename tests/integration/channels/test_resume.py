@@ -1,0 +1,179 @@
+"""Promise: a client that comes back hears every message once and in order, or is told which it missed for good."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from wire_use import SECONDS, PlainAuthenticator, Raw, options, plain_token
+
+from penstock.channels.wire import BlockingClient, ChannelServer, Client, Gap, Heard
+
+C = "channel=!c@localhost"
+HELLO = "CONNECT resume=true version=1"
+
+
+async def serve(root: Path, **more: Any) -> ChannelServer:
+    server = ChannelServer(root, options(**{"wire": {"rate_limit": 0}, **more}), modulator=PlainAuthenticator())
+    await server.start()
+    return server
+
+
+def address(server: ChannelServer) -> str:
+    return "plain://" + server.addresses["channels-plain"]
+
+
+async def kept(server: ChannelServer, who: str = "ann", **settings: Any) -> Client:
+    client = await Client.connect(address(server), token=plain_token(who))
+    await client.join("c")
+    await client.configure("c", persist=True, **{"message_flush_interval": 100, **settings})
+    return client
+
+
+async def test_an_old_client_never_notices(tmp_path: Path) -> None:
+    server = await serve(tmp_path)
+    try:
+        async with await Raw.open(server) as old:
+            assert "resume" not in await old.ask("CONNECT version=1")
+            await old.ask(f"AUTH token={plain_token('ann')}")
+            assert await old.ask(f"RESUME id=1 {C} from_seq=1") == "ERROR reason=UNEXPECTED_MESSAGE"
+    finally:
+        await server.stop()
+
+
+async def test_what_was_missed_is_replayed_and_then_the_channel_is_live(tmp_path: Path) -> None:
+    server = await serve(tmp_path)
+    try:
+        async with await kept(server) as ann, await Raw.open(server) as bob:
+            await bob.login("bob", auth=True)
+            await bob.ask(f"JOIN id=1 {C}")
+            assert await ann.broadcast_many("c", [b"%d" % n for n in range(1, 6)]) == [1, 2, 3, 4, 5]
+            await bob.gone()
+            async with await Raw.open(server) as again:
+                assert (await again.ask(HELLO)).endswith(" resume=true")
+                await again.ask(f"AUTH token={plain_token('bob')}")
+                await ann.broadcast("c", b"6")  # between login and RESUME nothing is told
+                again.write(f"RESUME id=2 {C} from_seq=3\n")
+                assert await again.frames(1) == [f"RESUME_ACK id=2 {C} first_seq=3 last_seq=6 recovered=true"]
+                told = await again.frames(4)
+                assert [int(frame.split("seq=")[1].split()[0]) for frame in told] == [3, 4, 5, 6]
+                await ann.broadcast("c", b"7")
+                assert "seq=7 " in (await again.frames(1))[0]
+    finally:
+        await server.stop()
+
+
+async def test_what_retention_took_is_told_with_its_numbers(tmp_path: Path) -> None:
+    server = await serve(tmp_path, segment_bytes=300)
+    try:
+        async with await kept(server, max_persist_messages=5) as ann:
+            for n in range(20):
+                await ann.broadcast("c", b"message %d" % n)
+            first, last = await ann.range("c")
+            assert first > 1
+            async with await Raw.open(server) as bob:
+                await bob.ask(HELLO)
+                await bob.ask(f"AUTH token={plain_token('ann')}")
+                wanted = f"RESUME_ACK id=1 {C} first_seq={first} last_seq={last} recovered=false"
+                assert await bob.ask(f"RESUME id=1 {C} from_seq=1") == wanted
+    finally:
+        await server.stop()
+
+
+async def test_a_client_hears_every_message_once_over_restarts_and_lost_connections(tmp_path: Path) -> None:
+    """Messages are sent all the time while the server restarts and connections are cut: bob's list has no hole."""
+    server = await serve(tmp_path, plain_port=0)
+    place = address(server)
+    port = int(place.rpartition(":")[2])
+    heard: list[Heard | Gap] = []
+    ann = await kept(server)
+    bob = await Client.connect(place, token=plain_token("bob"))
+    await bob.join("c")
+
+    async def listen() -> None:
+        async for item in bob.news():
+            if isinstance(item, (Heard, Gap)):
+                heard.append(item)
+                if isinstance(item, Heard) and item.payload == b"last":
+                    return
+
+    listening = asyncio.create_task(listen())
+    acked: list[int] = []
+    try:
+        for turn in range(6):
+            for _ in range(20):
+                try:
+                    acked.append(await ann.broadcast("c", b"turn %d" % turn))
+                except Exception:
+                    continue
+            if turn % 2:
+                for client in list(server.clients):
+                    client._connection.abort("cut")
+            else:
+                await server.stop()
+                server = await serve(tmp_path, plain_port=port)
+        async with asyncio.timeout(SECONDS):
+            while True:
+                try:
+                    acked.append(await ann.broadcast("c", b"last"))
+                    break
+                except Exception:
+                    await asyncio.sleep(0.01)
+            await listening
+    finally:
+        listening.cancel()
+        await ann.close()
+        await bob.close()
+        await server.stop()
+    assert not [item for item in heard if isinstance(item, Gap)]
+    numbers = [item.seq for item in heard if isinstance(item, Heard)]
+    assert numbers == sorted(set(numbers))
+    assert set(acked) <= set(numbers)
+
+
+async def test_programs_without_a_loop_use_the_same_methods(tmp_path: Path) -> None:
+    server = await serve(tmp_path)
+
+    def work() -> list[Any]:
+        with BlockingClient(address(server), token=plain_token("ann")) as ann:
+            ann.join("c")
+            ann.configure("c", persist=True, type="fifo")
+            ann.push("c", b"job")
+            found = [ann.length("c"), ann.pop("c"), ann.members("c"), ann.channels(owner=True), ann.next_news(0.01)]
+            with pytest.raises(Exception, match="QUEUE_EMPTY"):
+                ann.pop("c")
+            return found
+
+    try:
+        assert await asyncio.to_thread(work) == [1, b"job", ["ann@localhost"], ["!c@localhost"], None]
+    finally:
+        await server.stop()
+
+
+async def test_a_client_that_was_closed_leaves_no_socket() -> None:
+    """Promise: ``close`` returns when the connection is gone, not when it was told to go."""
+    closing = asyncio.Event()
+
+    async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Shake hands as a server does, and let the client wait for the end."""
+        await reader.readline()
+        limits = "heartbeat_interval=60000 max_inflight_requests=5 max_message_size=4096 max_payload_size=4096"
+        writer.write(f"CONNECT_ACK auth_required=false {limits} max_subscriptions=5\n".encode())
+        await reader.readline()
+        writer.write(b"IDENTIFY_ACK nid=ann@localhost\n")
+        assert await reader.read() == b""
+        closing.set()
+        await asyncio.sleep(0.05)
+        writer.close()
+        await writer.wait_closed()
+
+    async with await asyncio.start_server(slow, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        client = await Client.connect(f"plain://{host}:{port}", username="ann", reconnect=False)
+        assert client._dialogue is not None
+        connection = client._dialogue._connection
+        await client.close()
+        assert closing.is_set()
+        assert connection._lost

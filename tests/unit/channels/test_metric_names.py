@@ -1,0 +1,65 @@
+"""Promise: everything the original counts is counted here under the same name, as ``penstock_channels_…``."""
+
+from __future__ import annotations
+
+import penstock.channels.wire.remote
+import penstock.channels.wire.server  # noqa: F401 - whoever counts is there
+from penstock.channels.wire.metrics import PARTS
+from penstock.metrics import REGISTRY
+
+NAMES: list[str] = [
+    "channels_active",
+    "channel_joins",
+    "channel_leaves",
+    "channels_deleted",
+    "store_saves",
+    "store_save_duration_seconds",
+    "store_deletes",
+    "store_loads",
+    "store_load_duration_seconds",
+    "message_log_flushes",
+    "message_log_flush_duration_seconds",
+    "message_log_reads",
+    "message_log_read_duration_seconds",
+    "message_log_entries_returned",
+    "message_log_deletes",
+    "message_log_recovery_duration_seconds",
+    "message_log_append_duration_seconds",
+    "message_log_segments_rolled",
+    "message_log_segments_evicted",
+    "message_log_evicted_bytes",
+    "message_log_crc_failures",
+    "message_log_sealed_segment_truncations",
+    "fifo_pushes",
+    "fifo_pops",
+    "fifo_clears",
+    "fifo_cursor_fsync_seconds",
+    "c2s_auth_attempts",
+    "c2s_identify_attempts",
+    "c2s_messages_received",
+    "c2s_broadcast_payload_bytes",
+    "c2s_modulator_forward_payload",
+    "c2s_connections_accepted",
+    "c2s_connections_active",
+    "c2s_connections_rejected",
+    "c2s_outbound_queue_full",
+    "c2s_tls_handshakes",
+    "m2s_connect_failures",
+    "m2s_mod_direct",
+    "m2s_mod_direct_dropped",
+    "m2s_connections_accepted",
+    "m2s_connections_active",
+    "m2s_connections_rejected",
+    "m2s_outbound_queue_full",
+    "s2m_connect_failures",
+    "s2m_auth_attempts",
+    "s2m_forward_payload",
+    "s2m_forward_event",
+    "s2m_mod_direct",
+]
+
+
+def test_everything_the_original_counts_is_counted() -> None:
+    known = {*REGISTRY._metrics}
+    assert [name for name in NAMES if name not in known] == []
+    assert all(name.startswith(PARTS) for name in NAMES)
