@@ -1,0 +1,168 @@
+"""An artifact as a tar, made and taken apart piece by piece, without a file in between.
+
+Made:   ./  MANIFEST.json  data  data/…  in this order, GNU headers, time and owner the same every time.
+Taken:  in any order, sparse files and long names too.  Only what the manifest declares is written, and of no file
+        more than it declares; links, devices and names that lead elsewhere are refused, whatever they are called.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+from collections.abc import Callable, Iterable, Iterator
+from typing import IO, Any, Final, cast
+
+from penstock.artifact.manifest import MANIFEST_FILE, MANIFEST_MAX_BYTES, ExportManifest
+from penstock.disk import disk_for
+from penstock.disk.plain import make_folders
+from penstock.disk.tree import free_bytes
+from penstock.errors import CorruptionError, OptionsError
+
+__all__ = ["pack", "unpack"]
+
+CHUNK_BYTES: Final = 1 << 20
+BLOCK: Final = 512
+
+
+def pack(
+    artifact: str, manifest: ExportManifest, data: bytes, told: Callable[[int], None] = lambda _: None
+) -> Iterator[bytes]:
+    """Yield the tar of an artifact whose manifest has these bytes; CorruptionError if a file is not as declared."""
+    yield _folder("./", manifest)
+    yield _header(MANIFEST_FILE, len(data), manifest) + data + bytes(-len(data) % BLOCK)
+    folders = {"data"}
+    yield _folder("data", manifest)
+    for file in manifest.files:
+        parts = file.path.split("/")[:-1]
+        for depth in range(2, len(parts) + 1):
+            name = "/".join(parts[:depth])
+            if name not in folders:
+                folders.add(name)
+                yield _folder(name, manifest)
+        yield _header(file.path, file.size, manifest)
+        at = 0
+        with disk_for(artifact).open(f"{artifact}/{file.path}") as source:
+            while at < file.size and (some := source.read_at(at, min(CHUNK_BYTES, file.size - at))):
+                at += len(some)
+                told(len(some))
+                yield some
+        if at != file.size:
+            raise CorruptionError(f"{artifact}/{file.path}", at, f"{at} bytes, where the manifest says {file.size}")
+        yield bytes(-at % BLOCK)
+    yield bytes(2 * BLOCK)
+
+
+def _header(name: str, size: int, manifest: ExportManifest) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.size, info.mtime, info.mode = size, manifest.created_at_unix, 0o644
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+def _folder(name: str, manifest: ExportManifest) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.type, info.mtime, info.mode = tarfile.DIRTYPE, manifest.created_at_unix, 0o755
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+class _Pieces(io.RawIOBase):
+    """Pieces of bytes as a file that is read once."""
+
+    def __init__(self, pieces: Iterable[Any]) -> None:
+        self._pieces, self._rest = iter(pieces), memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, target: Any) -> int:
+        while not self._rest:
+            piece = next(self._pieces, None)
+            if piece is None:
+                return 0
+            self._rest = memoryview(piece)
+        count = min(len(target), len(self._rest))
+        target[:count] = self._rest[:count]
+        self._rest = self._rest[count:]
+        return count
+
+
+def unpack(pieces: Iterable[Any], folder: str, manifest: ExportManifest, data: bytes, name: str) -> None:
+    """Write the files that a manifest with these bytes declares into ``folder``, hashed on the way.
+
+    CorruptionError, naming the member, for anything that is not an artifact with exactly this manifest.
+    """
+    if manifest.total_bytes > free_bytes(folder):
+        raise OptionsError(f"{name}: {manifest.total_bytes} bytes, and only {free_bytes(folder)} are free in {folder}")
+    missing = {file.path: file for file in manifest.files}
+    embedded: bytes | None = None
+    stream = cast("IO[bytes]", io.BufferedReader(_Pieces(pieces), CHUNK_BYTES))
+    try:
+        with tarfile.open(fileobj=stream, mode="r|", bufsize=CHUNK_BYTES) as tar:
+            for member in tar:
+                path = _checked(member, name)
+                if path is None:
+                    continue
+                if path == MANIFEST_FILE:
+                    if embedded is not None or member.size > MANIFEST_MAX_BYTES:
+                        raise CorruptionError(name, 0, "a second manifest, or one that is too long")
+                    embedded = _read(tar, member)
+                elif path.startswith("data/"):
+                    declared = missing.pop(path, None)
+                    if declared is None:
+                        raise CorruptionError(name, 0, f"the member {path} is not declared, or there twice")
+                    if member.size != declared.size:
+                        reason = f"the member {path} has {member.size} bytes, where the manifest says {declared.size}"
+                        raise CorruptionError(name, 0, reason)
+                    _write(tar, member, f"{folder}/{path}", declared.blake3, name)
+    except (tarfile.TarError, EOFError, ValueError, OverflowError) as exc:
+        raise CorruptionError(name, 0, f"not a tar, or cut short: {exc}") from None
+    if embedded is None:
+        raise CorruptionError(name, 0, "there is no manifest in it")
+    if embedded != data:
+        raise CorruptionError(name, 0, "the manifest in it is not the one that was published")
+    if missing:
+        raise CorruptionError(name, 0, f"{min(missing)} is missing, though the manifest declares it")
+    with disk_for(folder).create(f"{folder}/{MANIFEST_FILE}") as file:
+        file.write_at(0, data)
+
+
+def _checked(member: tarfile.TarInfo, name: str) -> str | None:
+    """Return the path of a member below the artifact, None for a folder; CorruptionError for one that must not be."""
+    shown = member.name[:200]
+    parts = [part for part in member.name.split("/") if part not in ("", ".")]
+    if member.name.startswith("/") or ".." in parts or "\\" in member.name or "\0" in member.name:
+        raise CorruptionError(name, 0, f"the member {shown!r} leads out of the artifact")
+    if member.isdir():
+        return None
+    if not member.isreg():
+        kind = "a link" if member.issym() or member.islnk() else "a device or something else that is no file"
+        raise CorruptionError(name, 0, f"the member {shown!r} is {kind}")
+    return "/".join(parts)
+
+
+def _read(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    file = tar.extractfile(member)
+    assert file is not None  # it is a regular file
+    data = file.read(MANIFEST_MAX_BYTES + 1)
+    if len(data) != member.size:
+        raise EOFError("the manifest is cut short")
+    return data
+
+
+def _write(tar: tarfile.TarFile, member: tarfile.TarInfo, path: str, wanted: str, name: str) -> None:
+    from blake3 import blake3
+
+    source, hasher, at = tar.extractfile(member), blake3(), 0
+    assert source is not None
+    make_folders(os.path.dirname(path))
+    with disk_for(path).create(path) as file:
+        while data := source.read(min(CHUNK_BYTES, member.size - at)):
+            hasher.update(data)
+            file.write_at(at, data)
+            at += len(data)
+    if at != member.size:
+        raise EOFError(f"{member.name} is cut short")
+    if hasher.hexdigest() != wanted:
+        raise CorruptionError(
+            name, 0, f"the BLAKE3 of {member.name} is {hasher.hexdigest()}, the manifest says {wanted}"
+        )

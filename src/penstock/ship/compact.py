@@ -1,0 +1,203 @@
+"""Many small segments of many nodes as few files that Spark likes: Parquet, with a manifest of its own.
+
+    <place>/compacted/<generation:16>-<hash:16>.parquet        node, channel, log, position, timestamp_ns, kind, from,
+                                                               payload
+    <place>/compacted.json                                     which file holds which span of which log: swapped
+
+A file is up before the manifest names it.  The originals stay until the manifest is in place; then ``forget_compacted``
+lets them go, by the rules of ``prune``.  A crash in between leaves a file that nothing names.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import Any, Final
+
+import msgspec
+
+from penstock.batch import Batch, Spans
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.disk import ObjectStore, object_store_for
+from penstock.disk.failpoint import fail_point
+from penstock.disk.objectstore import Tag, publish
+from penstock.errors import CorruptionError, OptionsError, UnsupportedError
+from penstock.ship.prune import forget_before
+from penstock.ship.remote import ShippedLog, find_shipped
+
+__all__ = ["Compacted", "CompactedFile", "CompactedSpan", "compact_fleet", "forget_compacted", "read_compacted"]
+
+MANIFEST: Final = "compacted.json"
+FILE_BYTES: Final = 128 << 20
+
+
+class CompactedSpan(msgspec.Struct, frozen=True):
+    """What a file holds of one log.
+
+    >>> CompactedSpan("edge-1/ticks", "ab", "edge-1", "ticks", 80, 160).log
+    'edge-1/ticks'
+    """
+
+    log: str
+    log_id: str
+    node: str
+    channel: str
+    first: int
+    next: int
+
+
+class CompactedFile(msgspec.Struct, frozen=True):
+    """One Parquet file.
+
+    >>> CompactedFile("compacted/x.parquet", 10, "ab", 2, ()).rows
+    2
+    """
+
+    key: str
+    bytes: int
+    blake3: str
+    rows: int
+    spans: tuple[CompactedSpan, ...]
+    min_time_ns: int | None = None
+    max_time_ns: int | None = None
+
+
+class Compacted(msgspec.Struct, frozen=True):
+    """The manifest: every file, and how far each log is in them.
+
+    >>> Compacted().reached("edge-1/ticks") is None
+    True
+    """
+
+    version: int = 1
+    generation: int = 0
+    files: tuple[CompactedFile, ...] = ()
+
+    def reached(self, log: str) -> int | None:
+        """Return up to where a log is compacted, None when nothing of it is."""
+        return max((span.next for file in self.files for span in file.spans if span.log == log), default=None)
+
+
+def read_compacted(store: ObjectStore) -> tuple[Compacted, Tag | None]:
+    """Return the manifest of a place with its tag; an empty one where there is none.
+
+    >>> from penstock.disk import object_store_for
+    >>> read_compacted(object_store_for("/nowhere"))[0].files
+    ()
+    """
+    try:
+        data, info = store.get(MANIFEST)
+    except FileNotFoundError:
+        return Compacted(), None
+    try:
+        found = msgspec.json.decode(data, type=Compacted)
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise CorruptionError(f"{store.url}/{MANIFEST}", 0, f"not a manifest of compacted files: {exc}") from None
+    if found.version != 1:
+        raise UnsupportedError(f"{store.url}/{MANIFEST}: version {found.version} is not read by this release")
+    return found, info.tag
+
+
+def compact_fleet(place: str, *, file_bytes: int = FILE_BYTES) -> Compacted:
+    """Write what was shipped below a place since the last time into files of about ``file_bytes`` of payload.
+
+    ConflictError when another one compacted the same place meanwhile: nothing is lost, call again.
+
+    >>> compact_fleet("/nowhere").files
+    ()
+    """
+    if file_bytes < 1:
+        raise OptionsError(f"file_bytes={file_bytes}: must be at least 1")
+    store = object_store_for(place)
+    manifest, tag = read_compacted(store)
+    files, spans, batches, held = [], [], [], 0
+    for path in find_shipped(place):
+        name = path[len(place.rstrip("/")) + 1 :]
+        with ShippedLog(path) as log:
+            start = manifest.reached(name)
+            position = log.first_position if start is None else max(start, log.first_position)
+            begin, end = position, log.next_position
+            while position < end:
+                batch = log.read(position)
+                position = batch.next_position if len(batch) else end
+                if len(batch):
+                    batches.append((log.node, log.channel, name, batch))
+                    held += int(batch.payloads.lengths.sum())
+                if held >= file_bytes or position >= end:
+                    spans.append(CompactedSpan(name, log.head.log_id, log.node, log.channel, begin, min(position, end)))
+                    begin = position
+                if held >= file_bytes:
+                    files.append(_write(store, batches, spans, manifest.generation + 1))
+                    spans, batches, held = [], [], 0
+    if batches:
+        files.append(_write(store, batches, spans, manifest.generation + 1))
+    if not files:
+        return manifest
+    fail_point("ship.compact.written")
+    newer = Compacted(generation=manifest.generation + 1, files=(*manifest.files, *files))
+    publish(store, MANIFEST, msgspec.json.encode(newer) + b"\n", tag)
+    fail_point("ship.compact.named")
+    return newer
+
+
+def forget_compacted(place: str, *, clock: Clock = SYSTEM_CLOCK) -> list[str]:
+    """Let the originals go of everything that compacted files hold; return the logs that became shorter.
+
+    >>> forget_compacted("/nowhere")
+    []
+    """
+    manifest, _ = read_compacted(object_store_for(place))
+    done = []
+    for path in find_shipped(place):
+        reached = manifest.reached(path[len(place.rstrip("/")) + 1 :])
+        if reached is not None:
+            above, _, channel = path.rpartition("/")
+            before = ShippedLog(path).first_position
+            if forget_before(object_store_for(above), channel, reached, clock=clock).first > before:
+                done.append(path)
+    return done
+
+
+def _write(
+    store: ObjectStore, batches: list[tuple[str, str, str, Batch]], spans: list[CompactedSpan], generation: int
+) -> CompactedFile:
+    from blake3 import blake3
+
+    pa, parquet = _arrow()
+    tables, times = [], []
+    for node, channel, log, batch in batches:
+        count = len(batch)
+        stamps = None if batch.timestamps is None else pa.array(batch.timestamps.astype("int64"), pa.int64())
+        if batch.timestamps is not None:
+            times += [int(batch.timestamps.min()), int(batch.timestamps.max())]
+        kinds = None if batch.kinds is None else pa.array(batch.kinds.astype("int32"), pa.int32())
+        spans_of_sender = batch.extra.get("from")
+        sender = None if not isinstance(spans_of_sender, Spans) else spans_of_sender.to_list(batch.buffer)
+        columns = {
+            "node": pa.repeat(pa.scalar(node), count),
+            "channel": pa.repeat(pa.scalar(channel), count),
+            "log": pa.repeat(pa.scalar(log), count),
+            "position": pa.array(batch.positions, pa.int64()),
+            "timestamp_ns": stamps if stamps is not None else pa.nulls(count, pa.int64()),
+            "kind": kinds if kinds is not None else pa.nulls(count, pa.int32()),
+            "from": pa.nulls(count, pa.binary()) if sender is None else pa.array(sender, pa.binary()),
+            "payload": pa.array([bytes(payload) for payload in batch.to_payloads()], pa.binary()),
+        }
+        tables.append(pa.table(columns))
+    buffer = io.BytesIO()
+    table = pa.concat_tables(tables)
+    parquet.write_table(table, buffer, compression="zstd")
+    data = buffer.getvalue()
+    digest = blake3(data).hexdigest()
+    key = f"compacted/{generation:016x}-{digest[:16]}.parquet"
+    store.put(key, data)
+    low, high = min(times, default=None), max(times, default=None)
+    return CompactedFile(key, len(data), digest, table.num_rows, tuple(spans), low, high)
+
+
+def _arrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow as pa
+        from pyarrow import parquet
+    except ImportError:
+        raise UnsupportedError("compacting needs pyarrow: pip install 'penstock[arrow]'") from None
+    return pa, parquet

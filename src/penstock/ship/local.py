@@ -1,0 +1,75 @@
+"""What shipping means for the log on this machine: a cursor that holds retention, and deletion of what is elsewhere.
+
+Nothing is deleted that the head, read back or acknowledged, does not name with this span and size, that is not there by
+a look at the object itself, or that a named cursor still needs.  The newest segment and the one before it stay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+from typing import Final
+
+from penstock.disk import Disk, ObjectStore
+from penstock.disk.failpoint import fail_point
+from penstock.errors import CorruptionError
+from penstock.log.face import LogReader
+from penstock.log.sidecar import Sidecar
+from penstock.metrics import REGISTRY
+from penstock.ship.manifest import Head, decode_page
+from penstock.ship.segments import sealed_segments
+
+__all__ = ["drop_shipped", "ship_cursor"]
+
+logger = logging.getLogger(__name__)
+_dropped: Final = REGISTRY.counter("ship_dropped_segments", "local segments removed because they are shipped")
+
+
+def ship_cursor(url: str, channel: str) -> str:
+    """Return the name of the cursor for a log that is shipped to a place: the same every time.
+
+    >>> ship_cursor("s3://bucket/fleet/edge-1", "ticks")
+    'ship-7a29439c'
+    """
+    return "ship-" + hashlib.sha256(f"{url}/{channel}".encode()).hexdigest()[:8]
+
+
+def drop_shipped(disk: Disk, log: LogReader, sidecar: Sidecar, head: Head, store: ObjectStore) -> list[str]:
+    """Remove sealed segments that are shipped and that nobody needs; return their paths."""
+    try:
+        floor = min([head.next, *sidecar.cursors().values()])
+    except CorruptionError as exc:
+        logger.warning("%s; nothing is removed until it is repaired or removed", exc)
+        return []
+    gone: list[str] = []
+    segments = list(sealed_segments(disk, log, 0))
+    for segment in segments[:-1]:  # a writer that finds only an empty segment goes on in the one before
+        if segment.next > floor or not _is_up(segment.path, segment.first, segment.next, disk, head, store):
+            break
+        for path in reversed(segment.paths()):
+            fail_point("ship.drop.before")
+            with contextlib.suppress(FileNotFoundError):
+                disk.remove(path)
+            gone.append(path)
+        _dropped.add()
+    return gone
+
+
+def _is_up(path: str, first: int, following: int, disk: Disk, head: Head, store: ObjectStore) -> bool:
+    """Whether a segment is verifiably there: named with its span, and its object has the size that was named."""
+    entry = next((e for e in head.segments if e.first == first), None)
+    if entry is None:
+        page = next((p for p in head.pages if p.first <= first < p.next), None)
+        if page is None:
+            return first < head.first  # pruned there on purpose: it was shipped once
+        data, _ = store.get(page.key)
+        entry = next((e for e in decode_page(data, page.key) if e.first == first), None)
+    if entry is None or entry.next != following:
+        return False
+    found, there = disk.stat(path), store.head(entry.key)
+    if found is None or there is None or there.size != entry.bytes:
+        return False
+    # A compressed file is another one than what was shipped plain; positions are the same.
+    return os.path.basename(path) != os.path.basename(entry.name) or found.size == entry.bytes

@@ -1,0 +1,236 @@
+"""What was shipped of a log: one small object that is swapped, and pages that never change.
+
+    <channel>.shipped.json                             the head: the only object that is swapped
+    <channel>.pages/<first:16>-<hash:16>.json          a thousand entries each
+    <channel>.segments/<first:16>-<hash:16>.<ending>   segments as they are, named after their bytes (BLAKE3)
+
+Invariants:
+
+1. Spans of entries follow one another without a hole, from ``first`` to ``next``; what an entry names is up before the
+   entry is.
+2. ``generation`` grows with every swap, so no two heads have the same bytes; ``epoch`` grows with every shipper that
+   takes over, and one of a lower epoch never writes again.
+3. An entry stays as it is once written, but the last one may grow while its log goes on in the same segment.
+
+Worked example and reasons: docs/formats/ship-manifest.md
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from penstock.errors import CorruptionError, UnsupportedError
+
+__all__ = [
+    "HEAD_SUFFIX",
+    "PAGE_ENTRIES",
+    "Entry",
+    "Extra",
+    "Head",
+    "PageRef",
+    "Trash",
+    "decode_head",
+    "decode_page",
+    "encode_head",
+    "encode_page",
+    "head_key",
+    "object_key",
+    "page_key",
+]
+
+VERSION: Final = 1
+HEAD_SUFFIX: Final = ".shipped.json"
+PAGE_ENTRIES: Final = 1000
+"""How many entries the head holds before it turns them into a page."""
+
+
+class Extra(msgspec.Struct, frozen=True):
+    """A file that goes with a segment, as the index of a message log.
+
+    >>> Extra("00000000000000000001.idx", "ticks.segments/x.idx", 12, "ab" * 32).bytes
+    12
+    """
+
+    name: str
+    key: str
+    bytes: int
+    blake3: str
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One segment: its span of positions, what is in it, and where its bytes are.
+
+    >>> Entry("ticks", "ticks.segments/x.xch", 80, 1 << 40, 3, 4096, "ab" * 32).records
+    3
+    """
+
+    name: str
+    """What the file is called in the log."""
+    key: str
+    first: int
+    next: int
+    records: int
+    bytes: int
+    blake3: str
+    min_time_ns: int | None = None
+    max_time_ns: int | None = None
+    cuts: tuple[tuple[int, int], ...] = ()
+    """Where spans of it begin that can be read by themselves, and how many bytes each takes."""
+    extra: tuple[Extra, ...] = ()
+
+
+class PageRef(msgspec.Struct, frozen=True):
+    """A page: a run of entries that moved out of the head.
+
+    >>> PageRef("ticks.pages/x.json", 80, 160, 2, 8192, None, None).segments
+    2
+    """
+
+    key: str
+    first: int
+    next: int
+    segments: int
+    bytes: int
+    min_time_ns: int | None
+    max_time_ns: int | None
+
+
+class Trash(msgspec.Struct, frozen=True):
+    """An object that nothing names any more, and since when; it goes when its grace is over.
+
+    >>> Trash("ticks.segments/x.log", 0).key
+    'ticks.segments/x.log'
+    """
+
+    key: str
+    at_ns: int
+    is_page: bool = False
+    """Whether it is a page, which goes together with everything it names."""
+
+
+class Head(msgspec.Struct, frozen=True, kw_only=True):
+    """What was shipped of one log.
+
+    >>> Head(log_id="ab", format="xchannel", content="raw", node="edge", channel="ticks", first=80, next=80).generation
+    0
+    """
+
+    version: int = VERSION
+    log_id: str
+    format: str
+    content: str
+    node: str
+    channel: str
+    generation: int = 0
+    epoch: int = 0
+    shipper: str = ""
+    """The random id of who wrote it."""
+    first: int
+    next: int
+    records: int = 0
+    bytes: int = 0
+    written_ns: int = 0
+    seen: str = ""
+    """The fingerprint of the last shipped record (log/fingerprint.py): a backup that comes back has another."""
+    region_bytes: int = 0
+    """Of an xchannel: the size of its regions, the same in all of its files."""
+    pages: tuple[PageRef, ...] = ()
+    segments: tuple[Entry, ...] = ()
+    trash: tuple[Trash, ...] = ()
+
+
+def head_key(channel: str) -> str:
+    """Return where the head of a channel is.
+
+    >>> head_key("ticks")
+    'ticks.shipped.json'
+    """
+    return channel + HEAD_SUFFIX
+
+
+def object_key(channel: str, first: int, digest: str, ending: str) -> str:
+    """Return where a file of a segment is.
+
+    >>> object_key("ticks", 80, "abcdef0123456789" * 4, "xch")
+    'ticks.segments/0000000000000050-abcdef0123456789.xch'
+    """
+    return f"{channel}.segments/{first:016x}-{digest[:16]}.{ending}"
+
+
+def page_key(channel: str, data: bytes, first: int) -> str:
+    """Return where a page with these bytes is.
+
+    >>> page_key("ticks", b"", 80)
+    'ticks.pages/0000000000000050-af1349b9f5f9a1a6.json'
+    """
+    from blake3 import blake3
+
+    return f"{channel}.pages/{first:016x}-{blake3(data).hexdigest()[:16]}.json"
+
+
+def encode_head(head: Head) -> bytes:
+    """Return a head as it is stored.
+
+    >>> head = Head(log_id="ab", format="xchannel", content="raw", node="edge-1", channel="ticks", first=80, next=80)
+    >>> decode_head(encode_head(head)) == head
+    True
+    """
+    return msgspec.json.encode(head) + b"\n"
+
+
+def decode_head(data: bytes, name: str = "head") -> Head:
+    """Read a head; CorruptionError for what is none, UnsupportedError for one of a later version."""
+    try:
+        head = msgspec.json.decode(data, type=Head)
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        version = _version(data)
+        if version > VERSION:
+            raise UnsupportedError(f"{name}: a manifest of version {version} is not read by this release") from None
+        raise CorruptionError(name, 0, f"not a manifest of shipped segments: {exc}") from None
+    if head.version != VERSION:
+        raise UnsupportedError(f"{name}: a manifest of version {head.version} is not read by this release")
+    _check(head, name)
+    return head
+
+
+def _version(data: bytes) -> int:
+    class Peek(msgspec.Struct):
+        version: int = 0
+
+    try:
+        return msgspec.json.decode(data, type=Peek).version
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return 0
+
+
+def _check(head: Head, name: str) -> None:
+    """Refuse a head whose spans do not follow one another."""
+    at = head.first
+    parts: tuple[PageRef | Entry, ...] = (*head.pages, *head.segments)
+    for part in parts:
+        if part.first != at:
+            raise CorruptionError(name, 0, f"{part.key} begins at {part.first}, where {at} is next")
+        if part.next <= part.first:
+            raise CorruptionError(name, 0, f"{part.key} has no span: {part.first} to {part.next}")
+        at = part.next
+    if at != head.next:
+        raise CorruptionError(name, 0, f"the entries end at {at}, and next is {head.next}")
+
+
+def encode_page(entries: tuple[Entry, ...]) -> bytes:
+    """Return the bytes of a page.
+
+    >>> decode_page(encode_page(()))
+    ()
+    """
+    return msgspec.json.encode(entries) + b"\n"
+
+
+def decode_page(data: bytes, name: str = "page") -> tuple[Entry, ...]:
+    """Read a page; CorruptionError for what is none."""
+    try:
+        return msgspec.json.decode(data, type=tuple[Entry, ...])
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise CorruptionError(name, 0, f"not a page of shipped segments: {exc}") from None

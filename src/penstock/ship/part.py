@@ -1,0 +1,209 @@
+"""A shipper with a life in the background: it looks for sealed segments, ships them, and waits for more.
+
+A store that is away makes it degraded and is tried again; another shipper that takes over, or a log that is not the one
+that was shipped, makes it fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.disk import ObjectOptions, ObjectStore, in_waiting_thread, object_store_for
+from penstock.errors import NotFoundError, PenstockError, RetryError
+from penstock.lifecycle import Health, State
+from penstock.ship.roll import is_due, roll_quiet
+from penstock.ship.shipper import ShipOptions, Shipper, ShipStatus
+
+__all__ = ["ShipPart"]
+
+logger = logging.getLogger(__name__)
+
+FIRST_PAUSE_SECONDS = 0.5
+LAST_PAUSE_SECONDS = 30.0
+TELL_SECONDS = 5.0
+
+
+class ShipPart:
+    """Ships one log until it is stopped; see penstock.lifecycle.Part.
+
+    ``roll`` ends the open segment of a log whose writer is in this process, and says whether there was one.
+
+    >>> part = ShipPart("data/ticks", "s3://bucket/fleet/edge-1")
+    >>> part.name, part.health().state.value
+    ('ship:ticks', 'new')
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        place: str | ObjectStore,
+        *,
+        node: str = "",
+        options: ShipOptions | None = None,
+        objects: ObjectOptions | None = None,
+        look_seconds: float = 1.0,
+        roll_seconds: float | None = None,
+        paused: bool = False,
+        roll: Callable[[], Awaitable[bool]] | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.path, self._place, self._node = os.fspath(path).rstrip("/"), place, node
+        self.name = f"ship:{os.path.basename(self.path)}"
+        self._options, self._objects, self._clock = options, objects, clock
+        self._look_seconds, self._roll_seconds, self._roll = look_seconds, roll_seconds, roll
+        self._state, self._reason = State.NEW, ""
+        self._task: asyncio.Task[None] | None = None
+        self._stop, self._ready = asyncio.Event(), asyncio.Event()
+        self._told_at = -math.inf
+        self._drain, self._paused = False, paused
+        self._shipper: Shipper | None = None
+        self._error: BaseException | None = None
+        self.idle = False
+        """Whether it found nothing to ship or to remove when it last looked."""
+        self.failures: list[Exception] = []
+        """What went wrong since it last went well; it is tried again."""
+
+    async def start(self) -> None:
+        """Begin; the first look at the store is part of the work, so an edge node starts without its network."""
+        self._state = State.STARTING
+        self._task = asyncio.create_task(self._run(), name=self.name)
+
+    async def ready(self) -> None:
+        """Return when the log is this shipper's; raises what prevents that."""
+        await self._ready.wait()
+        if self._error is not None:
+            raise self._error
+
+    async def drain(self, seconds: float) -> None:
+        """Ship what is sealed now and end, within that time."""
+        self._drain = True
+        self._state = State.DRAINING
+        self._stop.set()
+        if self._task is not None:
+            await asyncio.wait([self._task], timeout=seconds)
+
+    async def stop(self) -> None:
+        """End; what was begun is finished by whoever ships next."""
+        self._stop.set()
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        if self._shipper is not None:
+            self._shipper.close()
+        if self._state is not State.FAILED:
+            self._state = State.STOPPED
+        self._ready.set()
+
+    async def wait(self) -> None:
+        """Return when it has stopped; raises what made it fail."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
+        if self._error is not None:
+            raise self._error
+
+    def health(self) -> Health:
+        """Return how it is."""
+        return Health(self._state, self._reason)
+
+    def status(self) -> ShipStatus | None:
+        """Return how far it is, None before it has seen the store."""
+        return None if self._shipper is None else self._shipper.status()
+
+    def describe(self) -> dict[str, Any]:
+        """Return what there is to say about it, ready for JSON."""
+        about = {} if self._shipper is None else self._shipper.describe()
+        return {"log": self.path, "state": self._state.value, "reason": self._reason, **about}
+
+    def pause(self) -> None:
+        """Send nothing more until ``resume``; a segment that is going up is finished."""
+        self._paused = True
+        if self._shipper is not None:
+            self._shipper.pause()
+
+    def resume(self) -> None:
+        """Go on."""
+        self._paused = False
+        if self._shipper is not None:
+            self._shipper.resume()
+
+    # --- The work
+
+    async def _run(self) -> None:
+        pause = FIRST_PAUSE_SECONDS
+        try:
+            while not self._stop.is_set() or self._drain:
+                try:
+                    await self._roll_here()
+                    count = await in_waiting_thread(self._work)
+                    self.idle = not count
+                    pause = FIRST_PAUSE_SECONDS
+                    self._settled()
+                except NotFoundError as exc:
+                    self.failures = [*self.failures[-9:], exc]
+                    self._state, self._reason = State.DEGRADED, f"it waits: {exc}"
+                    if self._stop.is_set():
+                        return
+                    await self._sleep(self._look_seconds)
+                    continue
+                except (RetryError, OSError) as exc:
+                    self.failures = [*self.failures[-9:], exc]
+                    logger.warning("%s: %s; it is tried again", self.name, exc)
+                    self._state, self._reason = State.DEGRADED, str(exc)
+                    await self._sleep(pause)
+                    pause = min(pause * 2, LAST_PAUSE_SECONDS)
+                    continue
+                if not count:
+                    if self._stop.is_set():
+                        return
+                    await self._sleep(self._look_seconds)
+        except PenstockError as exc:
+            self._error = exc
+            self._state, self._reason = State.FAILED, str(exc)
+        finally:
+            self._ready.set()
+
+    def _settled(self) -> None:
+        self.failures.clear()
+        if self._state in (State.STARTING, State.DEGRADED):
+            self._state, self._reason = State.READY, ""
+        self._ready.set()
+
+    async def _sleep(self, seconds: float) -> None:
+        if self._drain:
+            await asyncio.sleep(min(seconds, FIRST_PAUSE_SECONDS))
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._stop.wait()
+
+    async def _roll_here(self) -> None:
+        """End a segment that is old enough where this process has the writer."""
+        if self._roll_seconds is None or self._roll is None:
+            return
+        if await in_waiting_thread(is_due, self.path, self._roll_seconds, clock=self._clock):
+            await self._roll()
+
+    def _work(self) -> int:
+        """Make the shipper if there is none yet, roll what is old, and ship."""
+        if self._roll_seconds is not None:
+            roll_quiet(self.path, self._roll_seconds, clock=self._clock)
+        if self._shipper is None:
+            place = self._place
+            store = object_store_for(place, self._objects) if isinstance(place, str) else place
+            self._shipper = Shipper(self.path, store, node=self._node, options=self._options, clock=self._clock)
+            if self._paused:
+                self._shipper.pause()
+        count = self._shipper.step()
+        now = self._clock.monotonic()
+        if now >= self._told_at + TELL_SECONDS:
+            self._told_at = now
+            self._shipper.status()  # for the metrics: how far behind it is
+        return count

@@ -1,0 +1,108 @@
+"""Letting old shipped segments go: first nobody is pointed at them, later they are removed.
+
+``forget_before`` moves ``first`` up and puts what is dropped into the trash of the head; ``empty_trash`` removes what
+has been there longer than the grace, which is for jobs that read it, and only then takes it out of the head.  Objects
+that were put and never named are found by a listing, rarely.
+"""
+
+from __future__ import annotations
+
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.disk import ObjectStore
+from penstock.errors import OptionsError
+from penstock.ship.fence import Fence, read_head
+from penstock.ship.manifest import Entry, Head, Trash, decode_page
+
+__all__ = ["empty_trash", "forget_before", "remove_orphans"]
+
+
+def forget_before(store: ObjectStore, channel: str, position: int, *, clock: Clock = SYSTEM_CLOCK) -> Head:
+    """Drop whole segments and pages that end at or below ``position``; this takes over from a running shipper.
+
+    >>> from penstock.disk import object_store_for
+    >>> forget_before(object_store_for("/nowhere"), "ticks", 5)
+    Traceback (most recent call last):
+    penstock.errors.OptionsError: /nowhere: nothing was shipped of ticks
+    """
+    fence, head = _taken_over(store, channel, clock)
+    now = clock.now_ns()
+    pages = [page for page in head.pages if page.next > position]
+    trash = [Trash(page.key, now, is_page=True) for page in head.pages if page.next <= position]
+    segments = list(head.segments)
+    if not pages:
+        while len(segments) > 1 and segments[0].next <= position:
+            gone = segments.pop(0)
+            trash += [Trash(key, now) for key in _keys(gone)]
+    if not trash:
+        return head
+    first = pages[0].first if pages else segments[0].first if segments else head.next
+    return fence.swap(first=first, pages=tuple(pages), segments=tuple(segments), trash=(*head.trash, *trash))
+
+
+def empty_trash(store: ObjectStore, channel: str, grace_seconds: float, *, clock: Clock = SYSTEM_CLOCK) -> list[str]:
+    """Remove what has been in the trash longer than the grace; return the keys of the objects.
+
+    >>> from penstock.disk import object_store_for
+    >>> empty_trash(object_store_for("/nowhere"), "ticks", -1)
+    Traceback (most recent call last):
+    penstock.errors.OptionsError: grace_seconds=-1: must not be negative
+    """
+    if grace_seconds < 0:
+        raise OptionsError(f"grace_seconds={grace_seconds}: must not be negative")
+    fence, head = _taken_over(store, channel, clock)
+    cutoff = clock.now_ns() - int(grace_seconds * 1e9)
+    named = {key for entry in head.segments for key in _keys(entry)}
+    due = [item for item in head.trash if item.at_ns <= cutoff]
+    gone: list[str] = []
+    for item in due:
+        if item.is_page:
+            try:
+                data, _ = store.get(item.key)
+                gone += [key for entry in decode_page(data, item.key) for key in _keys(entry)]
+            except FileNotFoundError:
+                pass  # a crash came between
+        gone.append(item.key)
+    gone = [key for key in gone if key not in named]
+    store.delete(gone)  # a page goes last, so that a crash in between leaves what names the rest
+    if due:
+        fence.swap(trash=tuple(item for item in head.trash if item.at_ns > cutoff))
+    return gone
+
+
+def remove_orphans(store: ObjectStore, channel: str, grace_seconds: float, *, clock: Clock = SYSTEM_CLOCK) -> list[str]:
+    """Remove segments that were put and never named, older than the grace and below what is shipped.
+
+    >>> from penstock.disk import object_store_for
+    >>> remove_orphans(object_store_for("/nowhere"), "ticks", 3600)
+    []
+    """
+    found = read_head(store, channel)
+    if found is None:
+        return []
+    head, _ = found
+    named = {key for entry in head.segments for key in _keys(entry)} | {item.key for item in head.trash}
+    for page in [*(page.key for page in head.pages), *(item.key for item in head.trash if item.is_page)]:
+        data, _ = store.get(page)
+        named |= {page} | {key for entry in decode_page(data, page) for key in _keys(entry)}
+    cutoff = clock.now_ns() - int(grace_seconds * 1e9)
+    gone = []
+    for folder in (f"{channel}.segments", f"{channel}.pages"):
+        for info in store.objects(folder):
+            digits = info.key.rpartition("/")[2].partition("-")[0]
+            below = len(digits) == 16 and int(digits, 16) < head.next
+            if info.key not in named and info.modified_ns <= cutoff and below:
+                gone.append(info.key)
+    store.delete(gone)
+    return gone
+
+
+def _keys(entry: Entry) -> list[str]:
+    return [entry.key, *(extra.key for extra in entry.extra)]
+
+
+def _taken_over(store: ObjectStore, channel: str, clock: Clock) -> tuple[Fence, Head]:
+    found = read_head(store, channel)
+    if found is None:
+        raise OptionsError(f"{store.url}: nothing was shipped of {channel}")
+    fence = Fence(store, channel, clock)
+    return fence, fence.take_over(found[0])

@@ -1,0 +1,47 @@
+"""Logs of every format that roll on demand, for tests of shipping."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from penstock.log.filechannel import ChannelOptions, FileChannel
+from penstock.log.messagelog import MessageLog, MessageLogOptions
+from penstock.log.xchannel import Writer
+
+FORMATS = ["xchannel", "messagelog", "filechannel"]
+
+
+def open_writer(format: str, path: Path | str, **options: Any) -> Any:
+    """Return a writer; small segments, no compression unless asked for."""
+    if format == "xchannel":
+        return Writer.open(str(path), region_bytes=8192, **options)
+    if format == "messagelog":
+        return MessageLog.open(str(path), MessageLogOptions(segment_bytes=100_000_000, **options))
+    return FileChannel.open(str(path), ChannelOptions(**{"compression": "none", "collect": True, **options}))
+
+
+def seal(format: str, writer: Any) -> None:
+    """End the segment being written."""
+    if format == "filechannel":
+        writer.rotate()
+    else:
+        writer.roll()
+
+
+def fill(format: str, writer: Any, start: int, count: int) -> list[bytes]:
+    """Append numbered records and seal; return them."""
+    payloads = [b"record %06d" % number for number in range(start, start + count)]
+    writer.append_many(payloads)
+    seal(format, writer)
+    return payloads
+
+
+def read_all(log: Any, limit: int = 500) -> list[bytes]:
+    """Return every payload of a log."""
+    found: list[bytes] = []
+    at = log.first_position
+    while len(batch := log.read(at, limit)):
+        found += [bytes(payload) for payload in batch.to_payloads()]
+        at = batch.next_position
+    return found

@@ -1,0 +1,71 @@
+"""Compacted files hold every record of every log once, and originals go only after their manifest is in place."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pyarrow.parquet as parquet
+import pytest
+from ship_use import FORMATS, fill, open_writer
+
+from penstock.disk import object_store_for
+from penstock.disk.failpoint import arm
+from penstock.ship import Shipper, open_shipped
+from penstock.ship.compact import compact_fleet, forget_compacted, read_compacted
+
+
+def ship(tmp_path: Path, node: str, format: str, start: int, count: int) -> list[bytes]:
+    (tmp_path / node).mkdir(exist_ok=True)
+    with open_writer(format, tmp_path / node / "ticks") as writer:
+        wanted = [p for at in range(start, start + count, 10) for p in fill(format, writer, at, 10)]
+    store = object_store_for(tmp_path / "up" / node)
+    with Shipper(tmp_path / node / "ticks", store, node=node) as shipper:
+        while shipper.step():
+            pass
+    return wanted
+
+
+def rows(tmp_path: Path) -> dict[str, list[bytes]]:
+    store = object_store_for(tmp_path / "up")
+    found: dict[str, list[bytes]] = {}
+    for file in read_compacted(store)[0].files:
+        table = parquet.read_table(io.BytesIO(store.get(file.key)[0]))
+        assert table.num_rows == file.rows
+        for node, payload in zip(table["node"].to_pylist(), table["payload"].to_pylist(), strict=True):
+            found.setdefault(node, []).append(payload)
+    return found
+
+
+def test_every_record_of_every_node_is_in_the_files_once(tmp_path: Path) -> None:
+    place = str(tmp_path / "up")
+    wanted = {f"node-{kind}": ship(tmp_path, f"node-{kind}", kind, 0, 40) for kind in FORMATS}
+    first = compact_fleet(place)
+    assert len(first.files) == 1
+    assert rows(tmp_path) == wanted
+    assert compact_fleet(place) == first  # nothing came since
+    for kind in FORMATS:
+        wanted[f"node-{kind}"] += ship(tmp_path, f"node-{kind}", kind, 40, 20)
+    assert len(compact_fleet(place, file_bytes=100).files) > 2
+    assert rows(tmp_path) == wanted
+
+
+@pytest.mark.parametrize("where", ["ship.compact.written", "ship.compact.named"])
+def test_a_crash_leaves_the_originals_and_repeats_nothing(where: str, tmp_path: Path) -> None:
+    place = str(tmp_path / "up")
+    wanted = {"n": ship(tmp_path, "n", "messagelog", 0, 40)}
+
+    def crash() -> None:
+        raise KeyboardInterrupt
+
+    with arm(where, crash), pytest.raises(KeyboardInterrupt):
+        compact_fleet(place)
+    if where.endswith("written"):
+        assert forget_compacted(place) == []
+    with open_shipped(place + "/n/ticks") as log:
+        assert log.first_position == 1
+    compact_fleet(place)
+    assert rows(tmp_path) == wanted
+    assert forget_compacted(place) == [place + "/n/ticks"]
+    with open_shipped(place + "/n/ticks") as log:
+        assert log.first_position == 31  # the last segment may still grow and stays
