@@ -28,7 +28,7 @@ async def main() -> None:
     """Run both on one event loop."""
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "channel")
-        with Writer.open(path) as writer, Reader.open(path, "live") as reader:
+        with Writer.open(path) as writer, Reader.open(path, "latest") as reader:
             await asyncio.gather(follow(reader), produce(writer))
 
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import tempfile
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import (
+    DataFrame,
+    functions as F,  # noqa: N812
+)
 
 from penstock import Writer
 from penstock.spark import session

@@ -18,8 +18,8 @@ import pytest
 
 from penstock.log.detect import open_log
 from penstock.log.xchannel import Writer
-from penstock.spark.lake import open_table
-from penstock.spark.plan import find_channels
+from penstock.spark.lake.table import open_table
+from penstock.spark.source.plan import find_channels
 from penstock.testing.log_conformance import contents
 
 DRIVER = Path(__file__).with_name("_spark_driver.py")

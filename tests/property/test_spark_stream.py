@@ -6,13 +6,12 @@ import json
 import tempfile
 from pathlib import Path
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
 from pyspark.sql.types import BinaryType, StringType, StructType
 
 from penstock.log.xchannel import Writer
-from penstock.spark.source import PenstockSource
+from penstock.spark.source.table import PenstockSource
 
 SCHEMA = StructType().add("channel", StringType()).add("payload", BinaryType())
 APPEND = st.tuples(st.sampled_from("abc"), st.integers(1, 60), st.integers(0, 900))

@@ -3,10 +3,10 @@
 ``session()`` starts a quiet local Spark that knows the format ``penstock``; ``register(spark)`` teaches it to a session
 that is there already.  Everything else is in the modules:
 
-    source     spark.read.format("penstock")              decode      payloads into columns, bad ones beside an error
-    stream     spark.readStream.format("penstock")        sinks       write(Stream).format("penstock")
-    tables/    folds, and the metadata of channels        lake        Delta tables, one commit a batch
-    plan       which spans are read, and by whom          columns     what a batch looks like to Spark
+    source/    spark.read(Stream).format("penstock"): plan, reading, stream, tables of folds and channels
+    sink/      write(Stream).format("penstock"): into logs and buckets
+    lake/      Delta tables, one commit a batch
+    decode     payloads into columns, bad ones beside an error
     pipelines/ functions on DataFrames
 """
 

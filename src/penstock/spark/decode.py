@@ -15,14 +15,16 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
 
-__all__ = ["decode", "decode_json", "decode_text", "split_errors", "with_key"]
+__all__ = ["decode", "decode_json", "decode_text", "split_errors", "with_key", "with_trace"]
 
 BROKEN: Final = "__broken"
 VALUE: Final = "__value"
 NOT_UTF8: Final = "the payload is not UTF-8"
 
 
-def decode(frame: DataFrame, content: str, schema: str | StructType | None = None) -> DataFrame:
+def decode(
+    frame: DataFrame, content: str, schema: str | StructType | None = None, *, rescue: str | None = None
+) -> DataFrame:
     """Decode by name: ``json`` (with a schema), ``text`` or ``raw``.
 
     >>> decode(None, "xml")
@@ -31,7 +33,7 @@ def decode(frame: DataFrame, content: str, schema: str | StructType | None = Non
     """
     match content:
         case "json" if schema is not None:
-            return decode_json(frame, schema)
+            return decode_json(frame, schema, rescue=rescue)
         case "json":
             raise OptionsError("content='json' needs a schema, such as 'device string, celsius double'")
         case "text":
@@ -44,17 +46,23 @@ def decode(frame: DataFrame, content: str, schema: str | StructType | None = Non
     raise OptionsError(f"content={content!r}: must be json, text or raw")
 
 
-def decode_json(frame: DataFrame, schema: str | StructType, *, into: str | None = None) -> DataFrame:
+def decode_json(
+    frame: DataFrame, schema: str | StructType, *, into: str | None = None, rescue: str | None = None
+) -> DataFrame:
     """Add the fields of JSON payloads as columns, or as one struct column named ``into``.
 
     A field that the JSON lacks is null; a payload that is no JSON object, or more than one, or whose field has another
-    type, is an error.
+    type, is an error.  Fields that the schema does not name are left out, or kept in a column named ``rescue``: a JSON
+    object of them, their values as text, null where there are none.
     """
     from pyspark.sql import functions as F  # noqa: N812
-    from pyspark.sql.types import StringType, StructType
+    from pyspark.sql.types import MapType, StringType, StructType
 
     fields = schema if isinstance(schema, StructType) else cast("StructType", StructType.fromDDL(schema))
-    _check_free(frame, [*fields.names, "error"] if into is None else [into, "error"])
+    taken = [*(fields.names if into is None else [into]), "error", *([] if rescue is None else [rescue])]
+    if len(set(taken)) < len(taken):
+        raise OptionsError(f"rescue={rescue!r}: the schema has such a field: give another name")
+    _check_free(frame, taken)
     # Spark stops reading where an object ends and never sees what follows it; inside another object it has to.
     whole = StructType().add(VALUE, fields).add(BROKEN, StringType())
     text = F.col("payload").cast("string")
@@ -72,6 +80,10 @@ def decode_json(frame: DataFrame, schema: str | StructType, *, into: str | None 
         columns: list[Column] = [F.when(good, F.col(f"__json.{VALUE}")).alias(into)]
     else:
         columns = [F.when(good, F.col(f"__json.{VALUE}.`{name}`")).alias(name) for name in fields.names]
+    if rescue is not None:
+        every = F.from_json(text, MapType(StringType(), StringType()))
+        more = F.map_filter(every, lambda name, _: ~name.isin(fields.names))
+        columns.append(F.when(good & (F.size(more) > 0), F.to_json(more)).alias(rescue))
     kept = [F.col(f"`{name}`") for name in frame.columns]
     return opened.select(*kept, *columns, F.col("error"))
 
@@ -92,6 +104,32 @@ def with_key(frame: DataFrame, path: str) -> DataFrame:
     text = F.col("payload").cast("string")
     found = F.get_json_object(F.when(F.is_valid_utf8(text), text), path).cast("binary")
     return frame.withColumn("key", F.coalesce(F.col("key"), found) if "key" in frame.columns else found)
+
+
+def with_trace(frame: DataFrame) -> DataFrame:
+    """Add the trace that a record belongs to: ``traceparent`` as it came, ``trace_id`` and ``span_id`` out of it.
+
+    It is a header of the envelope, or a user property of the MQTT message that a tap wrote (``user.traceparent``); what
+    is not well formed is null.  The frame needs its column ``headers``.
+
+    >>> from types import SimpleNamespace
+    >>> with_trace(SimpleNamespace(columns=["payload"]))
+    Traceback (most recent call last):
+    penstock.errors.OptionsError: there is no column headers: traces are in logs of envelopes
+    """
+    if "headers" not in frame.columns:
+        raise OptionsError("there is no column headers: traces are in logs of envelopes")
+    _check_free(frame, ["traceparent", "trace_id", "span_id"])
+    from pyspark.sql import functions as F  # noqa: N812
+
+    headers = F.col("headers")
+    found = F.coalesce(headers["traceparent"], headers["user.traceparent"])
+    text = F.when(found.rlike("^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$"), found)
+    return (
+        frame.withColumn("traceparent", text.cast("string"))
+        .withColumn("trace_id", F.substring("traceparent", 4, 32))
+        .withColumn("span_id", F.substring("traceparent", 37, 16))
+    )
 
 
 def decode_text(frame: DataFrame, *, into: str = "text") -> DataFrame:

@@ -40,7 +40,12 @@ def digest_of(frame: DataFrame) -> Digest:
     """
     from pyspark.sql import functions as F  # noqa: N812
 
-    columns = [F.col("`" + name.replace("`", "``") + "`") for name in sorted(frame.columns)]
+    columns = []
+    for name in sorted(frame.columns):
+        column = F.col("`" + name.replace("`", "``") + "`")
+        if frame.schema[name].dataType.typeName() == "map":  # Spark hashes none, because its entries have no order
+            column = F.array_sort(F.map_entries(column))
+        columns.append(column)
     nulls = F.concat(*(F.when(column.isNull(), "0").otherwise("1") for column in columns))
     found = frame.select(F.xxhash64(nulls, *columns).alias("hash")).agg(
         F.count("*"), F.sum(F.col("hash").cast("decimal(20,0)")), F.bit_xor("hash")

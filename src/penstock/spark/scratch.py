@@ -10,11 +10,11 @@ import atexit
 import contextlib
 import os
 import shutil
+import stat as stat_bits
 import tempfile
 from typing import Final
 
-from penstock.disk import PosixDisk
-from penstock.disk.posix import PosixLock
+from penstock.disk import Lock, disk_for
 from penstock.errors import LockedError
 
 __all__ = ["TEMPORARY", "make_scratch", "remove_abandoned"]
@@ -22,7 +22,7 @@ __all__ = ["TEMPORARY", "make_scratch", "remove_abandoned"]
 PREFIX: Final = "penstock-spark-"
 LOCK: Final = "lock"
 TEMPORARY: Final = "tmp"
-_held: dict[str, PosixLock] = {}
+_held: dict[str, Lock] = {}
 
 
 def make_scratch() -> str:
@@ -35,7 +35,7 @@ def make_scratch() -> str:
     remove_abandoned()
     # It gets its name when its lock is held: another session that starts now must not take it for abandoned.
     unnamed = tempfile.mkdtemp(prefix=f".{PREFIX}")
-    held = PosixDisk().lock(os.path.join(unnamed, LOCK))
+    held = disk_for(unnamed).lock(os.path.join(unnamed, LOCK))
     os.mkdir(os.path.join(unnamed, TEMPORARY))
     folder = os.path.join(os.path.dirname(unnamed), os.path.basename(unnamed)[1:])
     os.rename(unnamed, folder)
@@ -61,10 +61,19 @@ def remove_abandoned() -> list[str]:
     removed = []
     for name in sorted(os.listdir(room)):
         lock = os.path.join(room, name, LOCK)
-        if name.startswith(PREFIX) and os.path.exists(lock):
+        if name.startswith(PREFIX) and _is_ours(os.path.join(room, name)) and os.path.exists(lock):
             with contextlib.suppress(OSError, LockedError):
-                held = PosixDisk().lock(lock)
+                held = disk_for(lock).lock(lock)
                 shutil.rmtree(os.path.dirname(lock), ignore_errors=True)
                 held.release()
                 removed.append(os.path.dirname(lock))
     return removed
+
+
+def _is_ours(path: str) -> bool:
+    """Whether a folder, and no link to one, belongs to this user: those of others are left alone."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return False
+    return stat_bits.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()

@@ -19,6 +19,7 @@ Environment variables are set for the launch only and put back.
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import importlib.util
 import os
 import shutil
@@ -60,6 +61,9 @@ done
 exec "{java}" "$@"
 """
 
+OLDEST: Final = (4, 3)
+"""The first PySpark whose sources have what is used here."""
+
 UNIX_SOCKETS: Final = "spark.python.unix.domain.socket.enabled"
 SOCKET_ROOM: Final = 36
 """Letters that the folder for temporary files may have: the name of a socket has 107 in all, and the rest takes 71."""
@@ -73,6 +77,7 @@ CONFIG: Final = {
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.parquet.compression.codec": "zstd",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.redaction.string.regex": r"(?<=://)[^/@\s]+(?=@)",  # who an address says it is; no plan shows it
     UNIX_SOCKETS: "true",
     # Two files a batch instead of two files and two renames; right on a local file system.
     "spark.sql.streaming.checkpointFileManagerClass": (
@@ -80,6 +85,12 @@ CONFIG: Final = {
     ),
 }
 """What every session gets unless the caller says otherwise."""
+
+LOCAL: Final = {"spark.authenticate": "true"}
+"""What a session on this machine alone gets too: Spark makes the secret up.  A cluster must be told one."""
+
+UI: Final = {"spark.ui.enabled": "true", "spark.ui.port": "0"}
+"""What shows Spark's own pages, on request."""
 
 LOOPBACK: Final = ("spark.driver.bindAddress", "spark.driver.host")
 REMOTE: Final = ("spark.sql.session.timeZone", "spark.sql.parquet.outputTimestampType")
@@ -94,17 +105,19 @@ def session(
     config: Mapping[str, Any] | None = None,
     java_options: str = "",
     log: str | None = None,
+    ui: bool = False,
 ) -> SparkSession:
     """Return the running session of this process, or start one that knows the format ``penstock``.
 
     ``master`` is all cores of this machine unless given, or ``spark://host:port``, or ``sc://host:port``.  ``memory``
     is the driver's.  ``config`` adds to Spark's settings and overrides CONFIG.  ``java_options`` goes to the JVM.  What
-    the JVM prints goes to the file ``log``, a temporary one unless given.
+    the JVM prints goes to the file ``log``, a temporary one unless given.  With ``ui`` Spark shows its own pages, on
+    a free port: ``spark.sparkContext.uiWebUrl``.
 
     >>> session.__name__  # starting one takes seconds: docs/howto/spark.md shows it at work
     'session'
     """
-    return start(name, master=master, memory=memory, config=config, java_options=java_options, log=log)[0]
+    return start(name, master=master, memory=memory, config=config, java_options=java_options, log=log, ui=ui)[0]
 
 
 def start(
@@ -115,6 +128,7 @@ def start(
     config: Mapping[str, Any] | None = None,
     java_options: str = "",
     log: str | None = None,
+    ui: bool = False,
 ) -> tuple[SparkSession, bool]:
     """Return what ``session`` does, and whether it was started by this call, so that the caller may stop it."""
     require_pyspark()
@@ -138,6 +152,8 @@ def start(
         "spark.master": master,
         "spark.driver.memory": memory,
         **(_on_cluster() if _is_cluster(master) else {"spark.sql.shuffle.partitions": cores}),
+        **(UI if ui else {}),
+        **(LOCAL if master == "local" or master.startswith("local[") else {}),
         **(config or {}),
     }
     if UNIX_SOCKETS not in (config or {}) and len(tempfile.gettempdir()) > SOCKET_ROOM:
@@ -178,7 +194,7 @@ def register(spark: SparkSession) -> None:
     >>> register.__name__
     'register'
     """
-    from penstock.spark.source import ExportSource, PenstockSource
+    from penstock.spark.source.table import ExportSource, PenstockSource
 
     spark.dataSource.register(PenstockSource)
     spark.dataSource.register(ExportSource)
@@ -332,9 +348,20 @@ def _environment(changes: Mapping[str, str]) -> Iterator[None]:
 
 
 def require_pyspark() -> None:
+    """Refuse to begin without PySpark, or with one that is too old, in one line."""
     missing = [name for name in ("pyspark", "pyarrow") if importlib.util.find_spec(name) is None]
     if missing:
         raise UnsupportedError(f"this needs {' and '.join(missing)}: pip install 'penstock[spark]'")
+    try:
+        found = importlib.metadata.version("pyspark")
+    except importlib.metadata.PackageNotFoundError:  # it lies on the path, not installed
+        return
+    numbers = tuple(int(part) if part.isdigit() else 0 for part in found.split(".")[:2])
+    if numbers < OLDEST:
+        raise UnsupportedError(
+            f"pyspark {found} is installed, but this needs {'.'.join(map(str, OLDEST))} or newer: "
+            "pip install 'penstock[spark]'"
+        )
 
 
 def _write(path: str, text: str) -> None:

@@ -11,21 +11,32 @@ from typing import Any
 import pytest
 
 from penstock.spark import session
+from penstock.testing.s3 import S3Server
 
 FAST = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def s3() -> Iterator[S3Server]:
+    """The object store of these tests; each uses a prefix of its own."""
+    with S3Server("spark-tests") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory, s3: S3Server) -> Iterator[Any]:
     folder: Path = tmp_path_factory.mktemp("spark")
-    found = session(
-        "penstock-tests",
-        master="local[2]",
-        memory="1g",
-        java_options=FAST,
-        log=str(folder / "jvm.log"),
-        config={"spark.sql.warehouse.dir": str(folder / "warehouse")},
-    )
+    with pytest.MonkeyPatch.context() as environment:  # Python in Spark's tasks has that of its Java
+        for name, value in s3.environment.items():
+            environment.setenv(name, value)
+        found = session(
+            "penstock-tests",
+            master="local[2]",
+            memory="1g",
+            java_options=FAST,
+            log=str(folder / "jvm.log"),
+            config={"spark.sql.warehouse.dir": str(folder / "warehouse")},
+        )
     yield found
     found.stop()
     from pyspark import SparkContext

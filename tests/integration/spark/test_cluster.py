@@ -20,9 +20,13 @@ import pytest
 from deltalake import DeltaTable
 
 from penstock.cli.demo_readings import SITES
+from penstock.disk import object_store_for
 from penstock.log.detect import open_log, open_writer
 from penstock.log.envelope import CONTENT, Envelope, encode_envelope
+from penstock.log.messagelog import MessageLog
+from penstock.ship import Shipper
 from penstock.testing.log_conformance import contents
+from penstock.testing.s3 import S3Server
 from penstock.testing.spark import ConnectServer, SparkCluster
 
 JOB = Path(__file__).with_name("_job.py")
@@ -181,3 +185,23 @@ def every_pipeline(channels: Path, folder: Path, master: str) -> dict[str, Any]:
         found["replayed"] = contents(log)
     assert len(found["replayed"]) == RECORDS
     return found
+
+
+@pytest.mark.timeout(1800)
+def test_a_cluster_reads_a_fleet_with_the_wheel_and_credentials_only(
+    installed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with S3Server("fleet-tests") as s3:
+        for name, value in {**s3.environment, "AWS_SECRET_ACCESS_KEY": "fleet-secret"}.items():
+            monkeypatch.setenv(name, value)
+        for node in ("edge-1", "edge-2"):
+            with MessageLog.open(tmp_path / node) as log:
+                log.append_many([b"%d" % number for number in range(1000)])
+                log.roll()
+            store = object_store_for(f"s3://{s3.bucket}/fleet/{node}")
+            with Shipper(tmp_path / node, store, node=node, channel="ticks") as shipper:
+                shipper.step()
+        job = JOB.with_name("_fleet_job.py")
+        found = json.loads(run(str(job), f"s3://{s3.bucket}/fleet/*/ticks", f"s3://{s3.bucket}/lake", python=installed))
+    each = {"edge-1": 1000, "edge-2": 1000}
+    assert found == {"read": each, "held": each, "ingested": 2000, "secret": False}

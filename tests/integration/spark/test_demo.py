@@ -1,4 +1,4 @@
-"""The demo at a small size: every seam exact after the driver was killed, and nothing left but the report."""
+"""The demo at a small size: every seam exact after node and driver were killed, and nothing left but the report."""
 
 from __future__ import annotations
 
@@ -26,14 +26,26 @@ def demo(tmp_path: Path, *words: str, **environment: str) -> subprocess.Complete
 
 
 @pytest.mark.timeout(1300)
-def test_the_demo_is_exact_at_every_seam_although_spark_is_killed(tmp_path: Path) -> None:
+def test_the_demo_is_exact_at_every_seam_although_node_and_spark_are_killed(tmp_path: Path) -> None:
     done = demo(tmp_path, "--readings", "20000", "--json")
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout)
     assert found["exact"]
-    assert found["seams"]["records in the lake"] == {"expected": 20_040, "found": 20_040}
-    assert 0 < found["killed_at"] < 20_040
-    assert found["killed_at"] <= found["resumed_at"] < 20_040
+    assert found["seams"]["different readings in the lake"] == {"expected": 20_000, "found": 20_000}
+    records = 20_000 + found["twice"]
+    assert found["seams"]["records in the lake"] == {"expected": records, "found": records}
+    for name in ("alerts that came back, retained", "alerts that waited for who was away", "alerts in the bucket"):
+        alerts = found["seams"][name]
+        assert alerts["found"] == alerts["expected"] > 0
+    assert found["seams"]["the second node began with"]["found"] == "artifact"
+    ledger = {seam["seam"]: seam for seam in found["ledger"]}
+    assert all(seam["ok"] and not seam["waiting"] for seam in ledger.values())
+    places = ("north", "south", "east", "west", "lab", "mill")
+    assert {f"ship:{place}" for place in places} | {f"lake:{place}" for place in places} <= ledger.keys()
+    assert {"ingest:lab", "fold:lab", "fold:mill", "feed:alerts", "tap:north", "mqtt:deliveries"} <= ledger.keys()
+    assert {"mqtt", "channels", "http", "ingest"} <= found["listeners"].keys()
+    assert 0 < found["node_killed_at"] < 20_000
+    assert 0 < found["killed_at"] <= found["resumed_at"] <= records
     assert "kill -9" in done.stderr
     report = tmp_path / "demo-out" / "report.html"
     assert found["report"] == report.as_uri()

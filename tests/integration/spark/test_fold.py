@@ -24,7 +24,7 @@ from penstock.log.envelope import CONTENT, Envelope, encode_envelope
 from penstock.log.xchannel import Writer
 from penstock.spark import lake
 from penstock.spark.pipelines.fold import FILLING, fold, fold_into, latest
-from penstock.spark.records import enveloped
+from penstock.spark.sink.records import enveloped
 from penstock.store import AppendLogStore, open_store
 from penstock.testing.nats import NatsServer
 from penstock.types import Op
@@ -216,14 +216,13 @@ def test_a_stream_reaches_a_bucket_and_a_repeated_batch_changes_nothing(spark: A
 
 
 async def bucket_entries(place: str) -> dict[str, tuple[bytes, int | None]]:
-    from penstock.spark.bucketsink import BucketOptions
+    from penstock.spark.sink.bucket import BucketOptions
 
     async with BucketOptions(place=place, bucket="devices").connection() as connection:
         found = await (await connection.store("devices")).reader.entries()
         return {entry.key: (entry.value, entry.version.as_int()) for entry in found}
 
 
-@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_ten_million_updates_of_a_million_keys(spark: Any, tmp_path: Path, long_run: bool) -> None:
     if not long_run:

@@ -5,19 +5,24 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock.errors import ConflictError, PenstockError
 from penstock.fold import follow
 from penstock.log.detect import open_log
 from penstock.log.envelope import CONTENT, Envelope, encode_envelope, open_envelopes
 from penstock.log.filechannel import ChannelOptions, FileChannel
 from penstock.log.xchannel import Writer
 from penstock.spark import lake
+from penstock.spark.pipelines.aggregate import aggregate_stream
 from penstock.spark.pipelines.audit import audit, audit_fold, beginnings
+from penstock.spark.pipelines.decode import decode, decode_added
 from penstock.spark.pipelines.fold import fold_into
+from penstock.spark.pipelines.own import PipelineJob, run as run_job
 from penstock.spark.pipelines.replay import replay
 from penstock.store import AppendLogStore, LmdbStore, RocksStore, open_store
 from penstock.testing.log_conformance import contents
@@ -75,6 +80,56 @@ def test_a_checkpoint_or_a_table_that_was_made_again_is_noticed(spark: Any, tmp_
     os.rename(table + "-kept", table)
     assert ingest() == ""
     assert sorted(int(row["payload"]) for row in lake.read(spark, table).collect()) == list(range(30))
+
+
+def pipelines(spark: Any, log: str, table: str, checkpoint: str) -> dict[str, Callable[[], Any]]:
+    """Every pipeline that adds the batches of a stream to a table."""
+    job = PipelineJob(source=log, table=table, checkpoint=checkpoint, stream=True)
+    return {
+        "decode": lambda: decode(spark, log, table, table + "-errors", checkpoint, content="text"),
+        "aggregate": lambda: aggregate_stream(spark, log, table, checkpoint),
+        "run --stream": lambda: run_job(spark, itself, job),
+    }
+
+
+def itself(frame: Any) -> Any:
+    return frame
+
+
+@pytest.mark.parametrize("name", ["decode", "aggregate", "run --stream"])
+def test_a_checkpoint_or_a_table_of_any_pipeline_that_was_made_again_is_noticed(
+    spark: Any, tmp_path: Path, name: str
+) -> None:
+    log, table, checkpoint = tmp_path / "ticks", str(tmp_path / "lake"), str(tmp_path / "checkpoint")
+    run = pipelines(spark, str(log), table, checkpoint)[name]
+    fill(log, 0, 10)
+    run()
+    fill(log, 10, 10)
+    os.rename(checkpoint, checkpoint + "-kept")
+    with pytest.raises(PenstockError, match="its checkpoint was made again"):
+        run()  # its batch 0 has other records than the one that is there
+    shutil.rmtree(checkpoint)
+    os.rename(checkpoint + "-kept", checkpoint)
+    os.rename(table, table + "-kept")
+    with pytest.raises(PenstockError, match="the table was made again"):
+        run()
+    shutil.rmtree(table, ignore_errors=True)
+    os.rename(table + "-kept", table)
+    run()
+    if name != "aggregate":  # its only window is still open
+        assert lake.read(spark, table).count() == 20
+
+
+def test_a_table_of_the_lake_that_was_made_again_is_noticed_by_decode(spark: Any, tmp_path: Path) -> None:
+    log, raw, table = tmp_path / "ticks", str(tmp_path / "raw"), str(tmp_path / "typed")
+    fill(log, 0, 10)
+    assert ended(lake.ingest(spark, str(log), raw, str(tmp_path / "checkpoint"))) == ""
+    assert decode_added(spark, raw, table, table + "-errors", content="text").rows == 10
+    shutil.rmtree(raw)
+    fill(log, 10, 10)
+    assert ended(lake.ingest(spark, str(log), raw, str(tmp_path / "checkpoint-again"))) == ""
+    with pytest.raises(ConflictError, match="another query"):  # the version it has now is one that was decoded
+        decode_added(spark, raw, table, table + "-errors", content="text")
 
 
 def test_a_stream_into_a_log_whose_checkpoint_was_made_again_is_noticed(spark: Any, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,3 +69,12 @@ def test_a_plain_session_finds_the_format_by_its_name(ticks: str) -> None:
     done = run(FOUND_BY_NAME, ticks)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "found by name\n"
+
+
+def test_a_session_of_ours_asks_for_a_secret_and_shows_no_credentials(spark: Any) -> None:
+    assert spark.conf.get("spark.authenticate") == "true"
+    assert spark.sparkContext.parallelize(range(4), 2).sum() == 6
+    plan = spark.range(1).selectExpr("'nats://ann:hunter2@host:4222' as url").where("url != 'x'")
+    shown = plan._jdf.queryExecution().toString()
+    assert "hunter2" not in shown
+    assert "host:4222" in shown

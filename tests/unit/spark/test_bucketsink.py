@@ -15,9 +15,9 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, Str
 
 from penstock.errors import OptionsError, RetryError, UnsupportedError
 from penstock.kv import EmbeddedConnection
-from penstock.kv.nats import NatsKvWriter
-from penstock.spark.bucketsink import BucketOptions, Upserts, fold_rows, rows_of
-from penstock.spark.source import PenstockSource
+from penstock.kv.nats.bucket import NatsKvWriter
+from penstock.spark.sink.bucket import BucketOptions, Upserts, fold_rows, rows_of
+from penstock.spark.source.table import PenstockSource
 from penstock.testing.nats import NatsServer
 
 SCHEMA = StructType().add("key", StringType()).add("payload", StringType()).add("op", IntegerType())

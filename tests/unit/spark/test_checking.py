@@ -15,8 +15,8 @@ from penstock.log.detect import open_writer
 from penstock.log.filechannel import ChannelOptions, FileChannel
 from penstock.log.messagelog import MessageLog, MessageLogOptions
 from penstock.log.xchannel import Writer
-from penstock.spark.checking import CheckSource, Finding, LogCheck, join_findings
-from penstock.spark.plan import LISTING
+from penstock.spark.source.checking import CheckSource, Finding, LogCheck, join_findings
+from penstock.spark.source.plan import LISTING
 
 
 def rows_of(reader: Any, partitions: Any) -> Iterator[Finding]:

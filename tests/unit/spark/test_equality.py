@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from penstock.cli.main import app
 from penstock.log.detect import FORMATS
-from penstock.spark.source import PenstockSource
+from penstock.spark.source.table import PenstockSource
 
 TYPES = {
     "string": StringType(), "bigint": LongType(), "timestamp": TimestampType(), "int": IntegerType(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.batch import Batch
-from penstock.spark.filters import Filters
+from penstock.spark.source.filters import Filters
 
 BATCH = Batch.of([b"a", b"b", b"c", b"d"], positions=[10, 20, 30, 40], kinds=[1, 2, 3, 1])
 

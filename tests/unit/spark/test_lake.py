@@ -11,10 +11,10 @@ from deltalake import DeltaTable
 
 from penstock.errors import OptionsError
 from penstock.log.xchannel import Writer
-from penstock.spark.columns import BASE, arrow_schema
-from penstock.spark.export import Exporter
-from penstock.spark.lake import commit_files, committed_batch, committed_records, data_files, open_table
-from penstock.spark.source import ExportSource
+from penstock.spark.lake.table import commit_files, committed_batch, committed_records, data_files, open_table
+from penstock.spark.source.columns import BASE, arrow_schema
+from penstock.spark.source.export import Exporter
+from penstock.spark.source.table import ExportSource
 
 
 def export(folder: Path, table: Path, **options: str) -> list[dict]:

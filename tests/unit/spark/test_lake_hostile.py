@@ -13,15 +13,24 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from penstock.errors import ConflictError, CorruptionError, OptionsError
+from penstock.errors import ConflictError, CorruptionError, OptionsError, UnsupportedError
 from penstock.log.envelope import CONTENT
 from penstock.log.xchannel import Writer
-from penstock.spark import lake
-from penstock.spark.columns import BASE, ENVELOPE, arrow_schema
-from penstock.spark.export import delta_stats
-from penstock.spark.lake import DataFile, commit_files, committed_batch, data_files, is_due, open_table, table_columns
+from penstock.spark.lake import table as lake
+from penstock.spark.lake.features import inside
+from penstock.spark.lake.table import (
+    DataFile,
+    commit_files,
+    committed_batch,
+    data_files,
+    is_due,
+    open_table,
+    table_columns,
+)
 from penstock.spark.pipelines.compact import compact
-from penstock.spark.source import ExportSource
+from penstock.spark.source.columns import BASE, ENVELOPE, arrow_schema
+from penstock.spark.source.export import delta_stats
+from penstock.spark.source.table import ExportSource
 
 NUMBERS = pa.schema([("n", pa.int64())])
 
@@ -130,7 +139,7 @@ def test_a_file_that_is_gone_before_its_commit_does_not_break_the_table(tmp_path
     commit_files(str(table), "app", 0, [write(table, "a.parquet", n=[0])], NUMBERS)
     files = [write(table, "b.parquet", n=[1])]
     if harm == "gone":
-        compact(str(table), vacuum_hours=0)  # fewer hours than the batch takes
+        compact(str(table), vacuum_hours=0, vacuum_anyway=True)  # fewer hours than the batch takes
     else:
         os.truncate(table / "b.parquet", 10)
     with pytest.raises(CorruptionError, match=r"b\.parquet"):
@@ -145,7 +154,7 @@ def test_a_table_may_have_any_name(tmp_path: Path, name: str) -> None:
     for batch in (0, 1):
         commit_files(str(table), "app", batch, [write(table, f"{batch}.parquet", n=[batch])], NUMBERS)
     assert committed_batch(str(table), "app") == 1
-    assert compact(str(table), vacuum_hours=0)["removed"] == 2
+    assert compact(str(table), vacuum_hours=0, vacuum_anyway=True)["removed"] == 2
     assert rows(table) == [0, 1]
     assert os.listdir(tmp_path) == [name]
 
@@ -197,8 +206,80 @@ def test_compacting_goes_by_times_only_and_leaves_what_is_appended_meanwhile(
     (table / "_checkpoint").mkdir()
     (table / "_checkpoint" / "metadata").write_text("{}")
     (table / "9.parquet.0.tmp").write_text("left by a task that was killed")
-    assert compact(str(table), keep_days=10, time_column='event "Time"', vacuum_hours=0)["deleted_rows"] == 2
+    done = compact(str(table), keep_days=10, time_column='event "Time"', vacuum_hours=0, vacuum_anyway=True)
+    assert done["deleted_rows"] == 2
     assert rows(table) == [2, 3, 4]
     assert committed_batch(str(table), "app@0a") == 4
     assert (table / "_checkpoint" / "metadata").exists()
     assert not (table / "9.parquet.0.tmp").exists()
+
+
+def foreign(table: Path, *, protocol: dict[str, Any] | None = None, **metadata: Any) -> None:
+    """Make a table and let its log say what another writer would have said."""
+    commit_files(str(table), "app", 0, [write(table, "a.parquet", n=[0])], NUMBERS)
+    log = table / "_delta_log" / f"{0:020d}.json"
+    actions = [json.loads(line) for line in log.read_text().splitlines()]
+    for action in actions:
+        if "protocol" in action and protocol:
+            action["protocol"] = protocol
+        if "metaData" in action:
+            action["metaData"] |= metadata
+    log.write_text("".join(json.dumps(action) + "\n" for action in actions))
+
+
+def listing(*features: str) -> dict[str, Any]:
+    names = list(features)
+    return {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": names, "writerFeatures": names}
+
+
+@pytest.mark.parametrize(
+    ("told", "reason"),
+    [
+        ({"protocol": listing("deletionVectors")}, "it uses deletionVectors"),
+        ({"protocol": listing("columnMapping")}, "it uses columnMapping"),
+        ({"configuration": {"delta.enableChangeDataFeed": "true"}}, "it uses changeDataFeed"),
+        ({"configuration": {"delta.columnMapping.mode": "name"}}, "it uses columnMapping"),
+        ({"configuration": {"delta.constraints.positive": "n > 0"}}, "it uses checkConstraints"),
+        ({"protocol": listing("sparkle")}, "'sparkle' is not supported"),
+        ({"protocol": {"minReaderVersion": 9, "minWriterVersion": 9}}, "reader version 9"),
+        (
+            {"protocol": listing("columnMapping"), "configuration": {"delta.columnMapping.mode": "name"}},
+            "[Cc]olumn mapping",
+        ),
+    ],
+)
+def test_a_table_that_uses_what_is_not_implemented_is_refused_by_name(
+    tmp_path: Path, told: dict[str, Any], reason: str
+) -> None:
+    table = tmp_path / "lake"
+    foreign(table, **told)
+    with pytest.raises(UnsupportedError, match=reason):
+        open_table(str(table))
+    with pytest.raises(UnsupportedError, match=reason):
+        commit_files(str(table), "app", 1, [write(table, "b.parquet", n=[1])], NUMBERS)
+
+
+def test_a_table_whose_log_is_damaged_says_so_in_one_line(tmp_path: Path) -> None:
+    foreign(tmp_path / "lake")
+    (tmp_path / "lake" / "_delta_log" / f"{0:020d}.json").write_text("no json\n")
+    with pytest.raises(CorruptionError, match="_delta_log") as failed:
+        open_table(str(tmp_path / "lake"))
+    assert "\n" not in str(failed.value)
+
+
+def test_features_that_ask_nothing_are_no_reason_to_refuse_a_table(tmp_path: Path) -> None:
+    older = {"minReaderVersion": 2, "minWriterVersion": 5}
+    foreign(tmp_path / "older", protocol=older, configuration={"delta.enableChangeDataFeed": "false"})
+    assert rows(tmp_path / "older") == [0]
+    moments = pa.schema([("at", pa.timestamp("us"))])  # a time without a zone is a feature, and ours to write
+    table = tmp_path / "moments"
+    for batch in (0, 1):
+        file = write(table, f"{batch}.parquet", moments, at=[0])
+        assert commit_files(str(table), "app", batch, [file], moments)
+    assert len(rows(table, "at")) == 2
+
+
+@pytest.mark.parametrize("path", ["../a.parquet", "/etc/passwd", "file:///etc/passwd", "x/%2e%2e/../../a.parquet"])
+def test_a_file_outside_of_its_table_is_refused_by_name(tmp_path: Path, path: str) -> None:
+    with pytest.raises(CorruptionError, match="not in the table"):
+        inside(str(tmp_path / "lake"), path)

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,10 @@ from penstock.log.filechannel import FileChannel
 from penstock.log.messagelog import MessageLog
 from penstock.log.sidecar import sidecar_of
 from penstock.log.xchannel import Writer
-from penstock.spark import logsink
-from penstock.spark.logsink import SinkOptions, append_staged, read_intent, stage
-from penstock.spark.records import records_of
-from penstock.spark.source import PenstockSource
+from penstock.spark.sink import log as logsink
+from penstock.spark.sink.log import SinkOptions, append_staged, read_intent, stage
+from penstock.spark.sink.records import records_of
+from penstock.spark.source.table import PenstockSource
 from penstock.testing.log_conformance import contents
 
 SCHEMA = StructType().add("payload", BinaryType()).add("kind", IntegerType()).add("timestamp_ns", LongType())
@@ -230,6 +231,13 @@ def test_envelopes_go_through_the_sink_and_come_back_as_they_were(tmp_path: Path
     assert decode_envelope(log_record(options.path, 1)).headers == {"a": b"hi"}
     with pytest.raises(OptionsError, match="its content is envelope/1, not raw"):
         append_staged(SinkOptions(path=options.path, app="other"), 0, [])
+    maps = pa.array([[("a", b"hi"), ("b", b"")], [], None], pa.map_(pa.string(), pa.binary()))
+    batch = batch.set_column(4, "headers", maps)
+    append_staged(options, 1, [stage(options, iter([batch]))])
+    assert [decode_envelope(log_record(options.path, n)).headers for n in (3, 4, 5)] == [{"a": b"hi", "b": b""}, {}, {}]
+    nulls = pa.array([[("a", None)], [], []], pa.map_(pa.string(), pa.binary()))
+    with pytest.raises(OptionsError, match="a header is null"):
+        stage(options, iter([batch.set_column(4, "headers", nulls)]))
 
 
 @pytest.mark.parametrize("format", ["filechannel", "messagelog"])
@@ -253,6 +261,41 @@ def test_a_key_is_never_dropped_in_silence() -> None:
     assert len(records_of(batch[:1], 0)) == 1
 
 
+@pytest.mark.parametrize("said", ["2600-01-01", "9999-12-31", "1969-12-31"])
+def test_a_time_that_no_record_can_have_is_refused_by_name(said: str) -> None:
+    when = datetime.fromisoformat(said)
+    times = pa.array([None, datetime(2262, 4, 11, tzinfo=UTC), when.replace(tzinfo=UTC)], pa.timestamp("us", "UTC"))
+    batch = pa.RecordBatch.from_pydict({"payload": [b"a", b"b", b"c"], "timestamp": times})
+    with pytest.raises(OptionsError, match=f"timestamp {said}.*from 1970-01-01 to 2262-04-11"):
+        records_of(batch, 7)
+    kept = records_of(batch[:2], 7).column("timestamp_ns").to_pylist()
+    assert kept == [7, 9_223_286_400 * 10**9]
+    numbers = pa.RecordBatch.from_pydict({"payload": [b"a"], "timestamp_ns": pa.array([-1], pa.int64())})
+    with pytest.raises(OptionsError, match="timestamp_ns 1969-12-31"):
+        records_of(numbers, 7)
+
+
 def log_record(path: str, index: int) -> bytes:
     with open_log(path) as log:
         return log.read(log.first_position).to_payloads()[index]
+
+
+@pytest.mark.parametrize("format", ["xchannel", "filechannel", "messagelog"])
+def test_payloads_of_eight_megabytes_go_into_a_log_of_each_format(tmp_path: Path, format: str) -> None:
+    values = [b"x" * (8 << 20), b"small"]
+    large = pa.RecordBatch.from_pydict({"payload": pa.array(values, pa.binary())})
+    given = {"path": str(tmp_path / "out"), "appId": "test", "logFormat": format}
+    options = SinkOptions.of({**given, "maxMessageBytes": "8m"})
+    append_staged(options, 0, [stage(options, iter([large]))])
+    assert [len(payload) for payload in payloads(tmp_path / "out")] == [8 << 20, 5]
+    keyed = pa.RecordBatch.from_pydict({"key": [b"a", b"b"], "payload": pa.array(values, pa.binary())})
+    enveloped = {**given, "path": str(tmp_path / "keyed"), "content": "envelope/1", "maxMessageBytes": "8m"}
+    options = SinkOptions.of(enveloped)
+    append_staged(options, 0, [stage(options, iter([keyed]))])
+    assert [len(decode_envelope(record).payload) for record in payloads(tmp_path / "keyed")] == [8 << 20, 5]
+    if format == "filechannel":
+        return  # whose frames take it anyway
+    options = SinkOptions.of({**given, "path": str(tmp_path / "default")})
+    with pytest.raises(OptionsError, match="set maxMessageBytes for"):  # before anything is appended
+        append_staged(options, 0, [stage(options, iter([large]))])
+    assert payloads(tmp_path / "default") == []

@@ -23,10 +23,10 @@ from penstock.log.filechannel import FileChannel
 from penstock.log.messagelog import MessageLog
 from penstock.log.sidecar import sidecar_of
 from penstock.log.xchannel import Writer
-from penstock.spark import logsink
-from penstock.spark.logsink import SinkOptions, append_staged, read_intent, stage
-from penstock.spark.records import check_schema, records_of
-from penstock.spark.source import PenstockSource
+from penstock.spark.sink import log as logsink
+from penstock.spark.sink.log import SinkOptions, append_staged, read_intent, stage
+from penstock.spark.sink.records import check_schema, records_of
+from penstock.spark.source.table import PenstockSource
 from penstock.testing.log_conformance import contents
 
 SCHEMA = StructType().add("key", BinaryType()).add("payload", BinaryType()).add("timestamp_ns", LongType())
@@ -188,7 +188,7 @@ def test_a_log_that_another_query_makes_while_it_is_looked_for_is_used(
         monkeypatch.undo()
         raise OptionsError(f"{path}: not a log yet")
 
-    monkeypatch.setattr("penstock.spark.logsink.detect", too_early)
+    monkeypatch.setattr("penstock.spark.sink.log.detect", too_early)
     append_staged(options, 0, [stage(options, batches(0, 3))])
     assert own(options) == numbers(3)
 

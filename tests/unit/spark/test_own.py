@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from penstock.errors import OptionsError, PenstockError
-from penstock.spark.pipelines.own import Job, arguments_of, find_function, run
+from penstock.spark.pipelines.own import PipelineJob, arguments_of, find_function, run
 
 GIVEN = {"frame": lambda: "frame", "spark": lambda: "spark", "on_progress": lambda: "show", "options": dict}
 
 
 def given(function: Any, **job: Any) -> dict[str, Any]:
-    return arguments_of(function, Job(source="data", **job), GIVEN)
+    return arguments_of(function, PipelineJob(source="data", **job), GIVEN)
 
 
 def test_the_first_parameter_is_the_source_whatever_its_name() -> None:
@@ -64,7 +64,7 @@ def test_what_nobody_asks_for_is_not_made() -> None:
     def never() -> Any:
         raise AssertionError
 
-    assert arguments_of(lambda spark: None, Job(source="x"), {**GIVEN, "frame": never}) == {"spark": "spark"}
+    assert arguments_of(lambda spark: None, PipelineJob(source="x"), {**GIVEN, "frame": never}) == {"spark": "spark"}
 
 
 def test_functions_are_found_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,13 +89,13 @@ def test_an_error_in_a_function_is_one_line_that_names_its_place() -> None:
 
     line = broken.__code__.co_firstlineno + 1
     with pytest.raises(PenstockError, match=rf"broken: ZeroDivisionError: .* \(test_own.py, line {line}\)"):
-        run(None, broken, Job(source="data"))  # type: ignore[arg-type]
+        run(None, broken, PipelineJob(source="data"))  # type: ignore[arg-type]
 
 
 def test_a_table_that_gets_nothing_is_an_error() -> None:
     with pytest.raises(OptionsError, match=r"seven gave no DataFrame: there is nothing to put into lake/t"):
-        run(None, seven, Job(source="data", table="lake/t"))  # type: ignore[arg-type]
-    assert run(None, seven, Job(source="data")) == 7  # type: ignore[arg-type]
+        run(None, seven, PipelineJob(source="data", table="lake/t"))  # type: ignore[arg-type]
+    assert run(None, seven, PipelineJob(source="data")) == 7  # type: ignore[arg-type]
 
 
 def seven() -> int:

@@ -162,3 +162,23 @@ def test_a_page_says_that_it_does_not_draw_the_gaps_of_all() -> None:
 
     assert "when each channel was written to" in note(40)
     assert "when each of the 40 largest channels was written to" in note(41)
+
+
+def test_a_channel_without_times_says_so_wherever_times_are_drawn() -> None:
+    timed = ChannelPart("ticks", records=2, slot_records=[1, 1], slot_bytes=[1, 1], first_time=1.0, last_time=2.0)
+    queue = ChannelPart("queue", records=1234, timeless=1234, slot_records=[0, 0], slot_bytes=[0, 0])
+    text = " ".join(read(render(Report(title="t", made=0.0, slots=[1.0, 2.0], channels=[timed, queue]))).text)
+    assert "queue (no times)" in text
+    assert "its records have no time" in text
+    assert "of 1 of 2 channels the records have no time" in text
+    assert text.count("1,234") == 1  # in the table, as every count is written
+    assert "1.23k" not in text.replace("1.25k", "")
+
+
+def test_a_line_that_covers_another_leaves_it_visible() -> None:
+    slots = [float(n) for n in range(10)]
+    same = svg.lines(slots, [("a", [1.0] * 10), ("b", [1.0] * 10), ("c", [9.0] * 10)])
+    assert same.count('class="line s1 over"') == 1
+    assert same.count(" over") == 1
+    assert " over" not in svg.lines(slots, [("a", [1.0] * 10), ("b", [5.0] * 10)])
+    assert ".line.over{stroke-dasharray" in render(report())

@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from penstock.disk import PosixDisk
 from penstock.errors import ExpiredError, OptionsError, ReplacedError
 from penstock.log.xchannel import Writer
-from penstock.spark.filters import Filters
-from penstock.spark.plan import Channel, ListingDisk, advance, find_channels, pack, plan_channel, plan_tasks
-from penstock.spark.reading import read_batches
+from penstock.spark.source import plan
+from penstock.spark.source.filters import Filters
+from penstock.spark.source.plan import (
+    OPENING_BYTES,
+    Advance,
+    ListingDisk,
+    SourceChannel,
+    advance,
+    find_channels,
+    pack,
+    plan_channel,
+    plan_tasks,
+)
+from penstock.spark.source.reading import read_batches
 
 
 @pytest.fixture
-def ticks(tmp_path: Path) -> tuple[Channel, list[int]]:
+def ticks(tmp_path: Path) -> tuple[SourceChannel, list[int]]:
     with Writer.open(tmp_path / "ticks", region_bytes=4096, roll_bytes=20_000) as writer:
         positions = [writer.append(b"x" * (number % 200), kind=number % 5) for number in range(900)]
     return find_channels([str(tmp_path)])[0], positions
@@ -26,14 +39,14 @@ def read(spans: object) -> list[int]:
 
 
 @pytest.mark.parametrize("span_bytes", [1, 10_000, 1 << 30])
-def test_spans_hold_every_record_once(ticks: tuple[Channel, list[int]], span_bytes: int) -> None:
+def test_spans_hold_every_record_once(ticks: tuple[SourceChannel, list[int]], span_bytes: int) -> None:
     channel, positions = ticks
     with channel.open() as log:
         spans = plan_channel(log, channel, log.first_position, log.next_position, span_bytes)
     assert read(spans) == positions
 
 
-def test_a_position_filter_reads_little(ticks: tuple[Channel, list[int]]) -> None:
+def test_a_position_filter_reads_little(ticks: tuple[SourceChannel, list[int]]) -> None:
     channel, positions = ticks
     wanted = positions[450:455]
     filters = Filters(low=wanted[0], high=wanted[-1])
@@ -43,7 +56,7 @@ def test_a_position_filter_reads_little(ticks: tuple[Channel, list[int]]) -> Non
     assert sum(span.bytes for span in spans) <= 3 * 4096
 
 
-def test_filters_at_both_ends_of_the_log_leave_nothing_out(ticks: tuple[Channel, list[int]]) -> None:
+def test_filters_at_both_ends_of_the_log_leave_nothing_out(ticks: tuple[SourceChannel, list[int]]) -> None:
     channel, positions = ticks
     for low in (0, positions[0], positions[1], positions[-1], positions[-1] + 1):
         for high in (positions[0], positions[-2], positions[-1], 1 << 62):
@@ -70,11 +83,25 @@ def test_small_channels_share_a_task_and_large_ones_are_cut(tmp_path: Path) -> N
         with channel.open() as log:
             bounds.append((channel, log.first_position, log.next_position))
     tasks = plan_tasks(bounds, 16 << 20, 2)
-    assert len(tasks) == 6  # 100 MB, three for each of two cores
-    sizes = [sum(span.bytes for span in task) for task in tasks]
-    assert max(sizes) < 1.3 * min(sizes)
-    assert max(len(task) for task in tasks) >= 50
+    assert len(tasks) == 8  # 100 MB, and what opening 50 logs costs: four for each of two cores
+    sizes = [sum(max(span.bytes, OPENING_BYTES) for span in task) for task in tasks]
+    assert max(sizes) < 1.3 * (16 << 20)
+    assert max(len(task) for task in tasks) >= 25
     assert len(read(span for task in tasks for span in task)) == 150
+
+
+def test_many_tiny_channels_are_spread_over_the_tasks(tmp_path: Path) -> None:
+    for number in range(60):
+        with Writer.open(tmp_path / f"tiny{number:02}", region_bytes=4096) as writer:
+            writer.append(b"x")
+    bounds = []
+    for channel in find_channels([str(tmp_path)]):
+        with channel.open() as log:
+            bounds.append((channel, log.first_position, log.next_position))
+    sizes = [len(task) for task in plan_tasks(bounds, 128 << 20, 2)]
+    assert len(sizes) == 2
+    assert min(sizes) >= 25
+    assert [len(task) for task in plan_tasks(bounds[:8], 128 << 20, 2)] == [8]  # a task costs more than so few
 
 
 def test_two_channels_of_one_name_are_refused(tmp_path: Path) -> None:
@@ -94,8 +121,7 @@ def test_a_log_that_is_reached_twice_is_refused_or_read_once(tmp_path: Path) -> 
     spelt = [str(tmp_path / "site" / "ticks"), f"{tmp_path}/site/../site/ticks"]
     assert [channel.name for channel in find_channels(spelt)] == ["ticks"]
     (tmp_path / "zlink").symlink_to("site")
-    with pytest.raises(OptionsError, match="read twice, as site/ticks and as zlink/ticks"):
-        find_channels([str(tmp_path)])
+    assert [channel.name for channel in find_channels([str(tmp_path)])] == ["site/ticks"]  # a folder is entered once
 
 
 def test_a_name_that_spark_cannot_hold_is_named(tmp_path: Path) -> None:
@@ -111,7 +137,7 @@ def test_odd_names_are_names_like_others(tmp_path: Path) -> None:
     assert [channel.name for channel in find_channels([str(tmp_path)])] == sorted(names)
 
 
-def test_a_log_recreated_after_planning_is_noticed(ticks: tuple[Channel, list[int]], tmp_path: Path) -> None:
+def test_a_log_recreated_after_planning_is_noticed(ticks: tuple[SourceChannel, list[int]], tmp_path: Path) -> None:
     channel, _ = ticks
     with channel.open() as log:
         spans = plan_channel(log, channel, log.first_position, log.next_position, 1 << 30)
@@ -124,19 +150,24 @@ def test_a_log_recreated_after_planning_is_noticed(ticks: tuple[Channel, list[in
         read(spans)
 
 
-def test_advance_stops_at_its_limits_and_always_moves(ticks: tuple[Channel, list[int]]) -> None:
+def test_advance_stops_at_its_limits_and_always_moves(ticks: tuple[SourceChannel, list[int]]) -> None:
     channel, positions = ticks
     with channel.open() as log:
         start, end = log.first_position, log.next_position
-        assert advance(log, start, end, 100, None)[:2] == (positions[100], 100)
-        assert advance(log, start, end, None, None)[:2] == (end, 900)
-        at, records, size = advance(log, start, end, None, 5000)
-        assert size <= 5000
-        assert at == positions[records]
-        assert size + records % 200 > 5000  # one more would have been too many
-        assert advance(log, positions[150], end, None, 1)[:2] == (positions[151], 1)
-        assert advance(log, end, end, 10, 10) == (end, 0, 0)
-        assert advance(log, start, positions[7], 100, None)[:2] == (positions[7], 7)
+
+        def walk(*limits: Any) -> tuple[int, int]:
+            done = advance(log, *limits)
+            return done.position, done.records
+
+        assert walk(start, end, 100, None) == (positions[100], 100)
+        assert walk(start, end, None, None) == (end, 900)
+        done = advance(log, start, end, None, 5000)
+        assert done.bytes <= 5000
+        assert done.position == positions[done.records]
+        assert done.bytes + done.records % 200 > 5000  # one more would have been too many
+        assert walk(positions[150], end, None, 1) == (positions[151], 1)
+        assert advance(log, end, end, 10, 10) == Advance(end)
+        assert walk(start, positions[7], 100, None) == (positions[7], 7)
 
 
 def test_an_empty_plan_has_no_task() -> None:
@@ -177,3 +208,39 @@ def test_a_listing_is_remembered_until_a_listed_file_is_gone(tmp_path: Path) -> 
     with pytest.raises(FileNotFoundError):
         disk.open(str(tmp_path / "b"))
     assert disk.list(str(tmp_path)) == ["c"]
+
+
+def test_a_folder_with_a_table_in_it_and_no_channel_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "later").mkdir()
+    assert find_channels([str(tmp_path / "later")]) == []  # channels may come
+    for name, reason in (("_delta_log/0.json", "a table of the lake"), ("a.parquet", r"spark\.read\.parquet")):
+        file = tmp_path / reason[:3] / name
+        file.parent.mkdir(parents=True)
+        file.write_bytes(b"")
+        with pytest.raises(OptionsError, match=reason):
+            find_channels([str(tmp_path / reason[:3])])
+        with Writer.open(tmp_path / reason[:3] / "ticks") as writer:
+            writer.append(b"x")
+        assert [channel.name for channel in find_channels([str(tmp_path / reason[:3])])] == ["ticks"]
+
+
+def test_a_folder_that_takes_long_to_list_is_not_listed_for_every_channel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, listings = [0.0], [0]
+
+    def slow(disk: PosixDisk, folder: str) -> list[str]:
+        clock[0] += 0.05  # more than a listing is good for where it costs nothing
+        listings[0] += 1
+        return sorted(os.listdir(folder))
+
+    monkeypatch.setattr(PosixDisk, "list", slow)
+    monkeypatch.setattr(plan.time, "monotonic", lambda: clock[0])
+    disk = ListingDisk()
+    for _ in range(100):
+        disk.list(str(tmp_path))
+        clock[0] += 0.001
+    assert listings == [1]
+    clock[0] += 1.0
+    disk.list(str(tmp_path))
+    assert listings == [2]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.disk import PosixDisk
+from penstock.disk import PosixDisk, disk_for
 from penstock.disk.posix import PosixLock
 from penstock.spark import scratch
 
@@ -73,11 +73,11 @@ def test_a_session_that_starts_meanwhile_does_not_take_a_new_folder_for_abandone
     class Interrupted(PosixDisk):
         def lock(self, path: str) -> PosixLock:
             Path(path).touch()  # the file is there, and nobody holds it yet
-            monkeypatch.setattr(scratch, "PosixDisk", PosixDisk)
+            monkeypatch.setattr(scratch, "disk_for", disk_for)
             removed.extend(scratch.remove_abandoned())
             return super().lock(path)
 
-    monkeypatch.setattr(scratch, "PosixDisk", Interrupted)
+    monkeypatch.setattr(scratch, "disk_for", lambda _: Interrupted())
     folder = Path(scratch.make_scratch())
     assert removed == []
     assert (folder / "tmp").is_dir()

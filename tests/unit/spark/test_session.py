@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
 import shlex
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import OptionsError, UnsupportedError
-from penstock.spark.session import find_java, launch_options
+from penstock.spark.session import find_java, launch_options, require_pyspark
 
 
 def make_java(folder: Path) -> str:
@@ -51,3 +52,13 @@ def test_a_temporary_folder_with_a_space_in_its_name_is_one_word_to_java(tmp_pat
     words = shlex.split(launch_options(str(folder)))
     assert f"-Djava.io.tmpdir={folder}/tmp" in words
     assert all(word.startswith("-") for word in words)
+
+
+def test_a_pyspark_that_is_too_old_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    for version, good in (("3.5.1", False), ("4.2.0", False), ("4.3.0", True), ("4.10.0.dev1", True), ("5.0.0", True)):
+        monkeypatch.setattr(importlib.metadata, "version", lambda _, version=version: version)
+        if good:
+            require_pyspark()
+            continue
+        with pytest.raises(UnsupportedError, match=f"pyspark {version} is installed, but this needs 4.3 or newer"):
+            require_pyspark()

@@ -16,8 +16,8 @@ from pyspark.sql.types import BinaryType, LongType, StringType, StructType
 from penstock.errors import CorruptionError, ExpiredError, OptionsError, ReplacedError
 from penstock.log.filechannel import ChannelOptions, FileChannel
 from penstock.log.messagelog import MessageLog, MessageLogOptions
-from penstock.spark.source import PenstockSource
-from penstock.spark.stream import LogStreamReader
+from penstock.spark.source.stream import LogStreamReader
+from penstock.spark.source.table import PenstockSource
 
 SCHEMA = StructType().add("channel", StringType()).add("position", LongType()).add("payload", BinaryType())
 ALL = ReadAllAvailable()
@@ -87,7 +87,8 @@ def test_retention_that_overtakes_fails_or_is_counted(tmp_path: Path, kind: str)
         strict.latestOffset(start, ALL)
     assert (failed.value.position, failed.value.first) == (at, first)
     end = lenient.latestOffset(start, ALL)
-    assert end["channels"]["a"]["lost"] == first - at
+    counted = "lost" if kind == "messagelog" else "lost_bytes"  # numbers are records, positions of a queue are bytes
+    assert end["channels"]["a"][counted] == first - at
     found = rows(lenient, start, end)
     assert found == [b"%06d" % number for number in range(2100 - len(found), 2100)]
     assert 0 < len(found) < 2000
@@ -193,3 +194,62 @@ def test_a_kind_that_a_format_does_not_have_plans_nothing(tmp_path: Path) -> Non
         fill(kind, tmp_path / kind, 10)
     reader = PenstockSource({"path": str(tmp_path), "kinds": "3"}).reader(SCHEMA)
     assert reader.partitions() == []
+
+
+def damage(folder: Path, *places: tuple[int, float]) -> None:
+    """Flip a byte in some segments: which, and how far into it."""
+    files = sorted(folder.glob("*.log"))
+    for index, part in places:
+        data = bytearray(files[index].read_bytes())
+        data[int(len(data) * part)] ^= 0xFF
+        files[index].write_bytes(data)
+
+
+def test_a_damaged_message_log_gives_the_same_rows_for_any_number_of_tasks(tmp_path: Path) -> None:
+    fill("messagelog", tmp_path / "a", 300)
+    damage(tmp_path / "a", (0, 0.3), (2, 0.5), (2, 0.9), (4, 0.02))
+    seen = set()
+    for size in ("1", "700", "2000", "5000", "1m"):
+        reader = stream(tmp_path, failOnDataLoss="false", partitionBytes=size, partitions=1)
+        start = reader.initialOffset()
+        end = reader.latestOffset(start, ALL)
+        found = rows(reader, start, end)
+        seen.add((len(reader.partitions(start, end)) > 1, tuple(found), json.dumps(end)))
+        assert end["channels"]["a"]["lost"] == 300 - len(found) > 3  # counted in records
+        assert reader.reportLatestOffset()["metrics"]["lost_records"] == 300 - len(found)
+        batch = PenstockSource(
+            {"path": str(tmp_path), "failOnDataLoss": "false", "partitionBytes": size, "partitions": "3"}
+        ).reader(SCHEMA)
+        again = [row["payload"] for task in batch.partitions() for item in batch.read(task) for row in item.to_pylist()]
+        assert again == found
+    assert {many for many, _, _ in seen} == {True, False}
+    assert len({found for _, found, _ in seen}) == 1
+    assert len({end for _, _, end in seen}) == 1
+
+
+def test_what_a_limited_stream_loses_to_damage_is_counted_batch_by_batch(tmp_path: Path) -> None:
+    fill("messagelog", tmp_path / "a", 300)
+    damage(tmp_path / "a", (1, 0.5), (3, 0.2))
+    reader = stream(tmp_path, failOnDataLoss="false", maxRecordsPerTrigger=50)
+    at, found = reader.initialOffset(), []
+    while (end := reader.latestOffset(at, reader.getDefaultReadLimit())) != at:
+        found += rows(reader, at, end)
+        at = end
+    assert at["channels"]["a"]["lost"] == 300 - len(found) > 0
+    assert len(set(found)) == len(found)
+
+
+def test_damage_in_a_queue_is_counted_in_bytes_at_most(tmp_path: Path) -> None:
+    fill("filechannel", tmp_path / "a", 300)
+    damaged = min(file for file in (tmp_path / "a").iterdir() if file.name.startswith("segment"))
+    data = bytearray(damaged.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    damaged.write_bytes(data)
+    reader = stream(tmp_path, failOnDataLoss="false")
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ALL)
+    found = rows(reader, start, end)
+    assert 0 < len(found) < 300
+    lost = end["channels"]["a"]["lost_bytes"]
+    assert lost >= (300 - len(found)) * 6
+    assert lost <= len(data)

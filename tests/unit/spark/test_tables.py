@@ -14,14 +14,14 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from typer.testing import CliRunner
 
 from penstock.channels.ids import Nid
-from penstock.channels.model import Acl, Allow, ChannelType, PersistedChannel, StoredConfig
+from penstock.channels.model import Allow, ChannelAcl, ChannelType, PersistedChannel, StoredConfig
 from penstock.channels.store import FileChannelStore
 from penstock.cli.main import app
 from penstock.errors import OptionsError
 from penstock.log.detect import open_writer
-from penstock.spark.columns import BASE
-from penstock.spark.source import PenstockSource
-from penstock.spark.tables import TABLES, schema_of
+from penstock.spark.source.columns import BASE
+from penstock.spark.source.table import PenstockSource
+from penstock.spark.source.tables import TABLES, schema_of
 from penstock.store import AppendLogStore, LmdbStore, RocksStore
 from penstock.types import KvUpdate, Op, VersionToken, WatchCursor
 
@@ -147,7 +147,7 @@ def test_a_schema_of_other_columns_is_refused(tmp_path: Path) -> None:
 def test_the_metadata_of_channels_is_what_the_command_line_prints(tmp_path: Path) -> None:
     store = FileChannelStore(str(tmp_path))
     ann = Nid.parse("ann@localhost")
-    acl = Acl().replace("join", Allow().add([ann, Nid.parse("bob@localhost")]))
+    acl = ChannelAcl().replace("join", Allow().add([ann, Nid.parse("bob@localhost")]))
     store.save(
         PersistedChannel(
             "ops/east", ann, StoredConfig(max_clients=5, persist=True), acl, (ann,), channel_type=ChannelType.FIFO

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import OptionsError
 from penstock.spark import lake
-from penstock.spark.options import local_path
-from penstock.spark.pipelines.run import Progress, Summary, fit_table, follow, stream
+from penstock.spark.pipelines.run import Progress, Summary, fit_table, follow, stream, version_of
+from penstock.spark.source.options import local_path
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -64,7 +64,8 @@ def aggregate_stream(
 
     A window is closed when a record is seen that is ``watermark`` younger than its end; what comes later than that
     is left out, as are records without a time, and the summary counts them as Spark does: once for a window, key and
-    task.  Windows that are still open are in no table: they wait in the checkpoint.
+    task.  Windows that are still open are in no table: they wait in the checkpoint.  ``rows`` of the summary are those
+    that were added to the table, ``read`` the records.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -79,13 +80,16 @@ def aggregate_stream(
     names = ["window.start as window_start", "window.end as window_end", *by]
     result = counted.selectExpr(*names, "records", "bytes", "first_position", "last_position")
     fit_table(result, table)
+    before = version_of(table)
 
     def write(closed: DataFrame, batch: int) -> None:
-        if not lake.append(closed, table, app=app, batch=batch):
+        if not lake.append(closed, table, app=app, batch=batch, query=lake.query_of(checkpoint)):
             closed.write.format("noop").mode("overwrite").save()  # a replayed batch still has to bring the state along
 
     query = result.writeStream.outputMode("append").foreachBatch(write).option("checkpointLocation", checkpoint)
-    return follow(query.trigger(**(trigger or {"availableNow": True})).start(), on_progress)
+    summary = follow(query.trigger(**(trigger or {"availableNow": True})).start(), on_progress)
+    summary.read, summary.rows = summary.rows, lake.committed_records(table, app, before)
+    return summary
 
 
 def _check(frame: DataFrame, by: Sequence[str]) -> None:

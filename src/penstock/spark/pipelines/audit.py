@@ -12,9 +12,9 @@ import pyarrow.compute as pc
 from penstock.errors import OptionsError
 from penstock.kernel import pgss
 from penstock.log.detect import open_log
-from penstock.spark.options import local_path
 from penstock.spark.pipelines.fold import staged_latest, updates_of
-from penstock.spark.plan import find_channels
+from penstock.spark.source.options import local_path
+from penstock.spark.source.plan import find_channels
 from penstock.store import SnapshotStore, open_store
 from penstock.store.digest import digest_text
 from penstock.types import Op
@@ -22,7 +22,7 @@ from penstock.types import Op
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from penstock.spark.checking import LogCheck
+    from penstock.spark.source.checking import LogCheck
 
 __all__ = ["FoldCheck", "audit", "audit_fold", "audit_logs", "beginnings"]
 
@@ -60,7 +60,7 @@ class FoldCheck(msgspec.Struct):
 
 def audit_logs(spark: SparkSession, channels: str, options: Mapping[str, Any] | None = None) -> list[LogCheck]:
     """Replay logs on Spark and check checksums, gaps and order; one check a channel."""
-    from penstock.spark.checking import CheckSource, Finding, join_findings
+    from penstock.spark.source.checking import CheckSource, Finding, join_findings
 
     spark.dataSource.register(CheckSource)
     told = {name: str(value) for name, value in (options or {}).items()}

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import datetime as dt
-from typing import Any
+from typing import Any, Final
 
 from penstock.errors import OptionsError
-from penstock.spark.lake import open_table
+from penstock.spark.lake.opening import open_table
 
-__all__ = ["compact"]
+__all__ = ["SAFE_HOURS", "compact"]
+
+SAFE_HOURS: Final = 168
+"""A week, as long as Delta keeps files."""
 
 
 def compact(
@@ -18,15 +21,22 @@ def compact(
     keep_days: float | None = None,
     time_column: str = "timestamp",
     vacuum_hours: int | None = None,
+    vacuum_anyway: bool = False,
 ) -> dict[str, Any]:
     """Rewrite small files as files of about ``target_bytes``.
 
     With ``keep_days``, rows whose ``time_column`` is older are deleted first; rows without a time stay.
 
     With ``vacuum_hours``, files that no version of the last hours needs are removed; that includes files left by
-    tasks whose batch never was committed.  Give more hours than any batch takes: files of a batch that is being written
-    look the same.
+    tasks whose batch never was committed.  Files of a batch that is being written, and those that a reader of an older
+    version has yet to open, look the same: so less than SAFE_HOURS is refused unless ``vacuum_anyway`` says that there
+    are none.
     """
+    if vacuum_hours is not None and vacuum_hours < SAFE_HOURS and not vacuum_anyway:
+        raise OptionsError(
+            f"{table}: vacuum of {vacuum_hours} hours could remove what batches and readers under way need: at least "
+            f"{SAFE_HOURS}, or --vacuum-anyway where nothing runs"
+        )
     found = open_table(table)
     if found is None:
         raise OptionsError(f"{table}: there is no table here")

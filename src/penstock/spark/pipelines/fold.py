@@ -28,13 +28,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.batch import Spans, UpdateBatch
-from penstock.disk import PosixDisk
+from penstock.disk import disk_for
 from penstock.errors import ExpiredError, OptionsError, ReplacedError
 from penstock.fold.source import Source, SourceNote, source_of
-from penstock.kv.embedded_format import EXPIRES, EXPIRES_HEAD
+from penstock.kv.embedded.format import EXPIRES, EXPIRES_HEAD, EXPIRES_NAME
 from penstock.log.detect import open_log
 from penstock.log.envelope import CONTENT
-from penstock.spark.options import local_path
+from penstock.spark.source.options import local_path
 from penstock.store import AppendLogStore, LmdbStore, RocksStore, SnapshotStore, open_store
 from penstock.types import Op, VersionToken, WatchCursor
 
@@ -89,20 +89,20 @@ def latest(frame: DataFrame, *, by: Sequence[str] = ("key",), keep: Sequence[str
 
 
 def fold(frame: DataFrame, *, by: Sequence[str] | None = None, now_ns: int | None = None) -> DataFrame:
-    """Return the live keys: channel and key, value, version (the position), when it was written, how many changes.
+    """Return the live keys: node of a shipped log, channel, key, value, version (the position), when, how many changes.
 
-    Positions order the records of one channel, so keys are told apart by channel and key unless ``by`` says otherwise.
+    Positions order the records of one log: keys are told apart by node, channel and key unless ``by`` says otherwise.
     With ``now_ns``, keys whose time to live is over by then are left out, as a bucket does; without it only what the
     log itself deletes or purges is gone, as with ``fold/follow``.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
-    by = by if by is not None else [name for name in ("channel", "key") if name in frame.columns]
+    by = by if by is not None else [name for name in ("node", "channel", "key") if name in frame.columns]
     keep: list[str] = [name for name in ("timestamp", "timestamp_ns", "event_time_ns") if name in frame.columns]
     if now_ns is not None:
         if not {"flags", "headers"} <= set(frame.columns):
             raise OptionsError("expiry needs the columns flags and headers of envelopes")
-        frame = frame.withColumn("expires_ns", _expires_ns())
+        frame = frame.withColumn("expires_ns", _expires_ns(frame.schema["headers"].dataType.typeName() == "map"))
         keep.append("expires_ns")
     live = latest(frame, by=by, keep=keep).where(F.col("op") == F.lit(int(Op.PUT))).drop("op")
     if now_ns is not None:
@@ -156,15 +156,20 @@ def _spans(array: pa.Array) -> tuple[Spans, memoryview]:
     return Spans(ends[:-1] - low, np.diff(ends)), held
 
 
-def _expires_ns() -> Column:
+def _expires_ns(maps: bool) -> Column:
     """Return when a record expires, null if it never does: the header that buckets write, a u64 little-endian."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    width = len(EXPIRES_HEAD)
-    head = F.substring(F.col("headers"), 1, width)
-    text = F.hex(F.substring(F.col("headers"), width + 1, TOKEN_BYTES))
+    width, headers = len(EXPIRES_HEAD), F.col("headers")
+    if maps:
+        found = headers[EXPIRES_NAME.decode()]
+        marked = found.isNotNull()
+    else:  # a table of before they were a map
+        found = F.substring(headers, width + 1, TOKEN_BYTES)
+        marked = F.substring(headers, 1, width) == F.lit(bytearray(EXPIRES_HEAD))
+    text = F.hex(found)
     turned = F.concat(*(F.substring(text, at, 2) for at in range(2 * TOKEN_BYTES - 1, 0, -2)))
-    marked = (F.col("flags").bitwiseAND(F.lit(EXPIRES)) != 0) & (head == F.lit(bytearray(EXPIRES_HEAD)))
+    marked = marked & (F.col("flags").bitwiseAND(F.lit(EXPIRES)) != 0)
     return F.when(marked, F.conv(turned, 16, 10).cast("decimal(20,0)"))
 
 
@@ -185,9 +190,9 @@ def _open_store(path: str, backend: str) -> Iterator[SnapshotStore]:
 def _bounds(log: str, store: SnapshotStore) -> tuple[int, int, Source]:
     """Return where the fold goes on and where the log ends, or say why it cannot go on; see fold/follow."""
     with open_log(log) as reader:
-        if getattr(reader, "content", "raw") != CONTENT:
+        if reader.content != CONTENT:
             raise OptionsError(f"{log}: its records are no envelopes: make keys with a DataFrame and use fold()")
-        note, source, token = SourceNote(PosixDisk(), store.path), source_of(reader), store.cursor().token
+        note, source, token = SourceNote(disk_for(store.path), store.path), source_of(reader), store.cursor().token
         first, end = reader.first_position, reader.next_position
         if not token.known or token == FILLING.token:
             note.write(source)

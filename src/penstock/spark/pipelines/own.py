@@ -26,13 +26,13 @@ import msgspec
 
 from penstock.errors import OptionsError, PenstockError
 from penstock.spark import lake
-from penstock.spark.options import local_path
 from penstock.spark.pipelines.run import Progress, Summary, checkpoint_of, fit_table, follow, load, replace, stream
+from penstock.spark.source.options import local_path
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Job", "arguments_of", "find_function", "run"]
+__all__ = ["PipelineJob", "arguments_of", "find_function", "run"]
 
 PACKAGE: Final = "penstock.spark.pipelines"
 OURS: Final = ("aggregate", "audit", "compact", "decode", "fold", "ingest", "replay", "report")
@@ -40,10 +40,10 @@ SOURCE_NAMES: Final = ("source", "channels", "log", "path")
 GIVEN: Final = {"frame", "spark", "table", "checkpoint", "options", "trigger", "on_progress", *SOURCE_NAMES}
 
 
-class Job(msgspec.Struct, kw_only=True):
+class PipelineJob(msgspec.Struct, kw_only=True):
     """What a function is run on.
 
-    >>> Job(source="data/channels").stream
+    >>> PipelineJob(source="data/channels").stream
     False
     """
 
@@ -90,11 +90,13 @@ def find_function(name: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def arguments_of(function: Callable[..., Any], job: Job, given: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+def arguments_of(
+    function: Callable[..., Any], job: PipelineJob, given: Mapping[str, Callable[[], Any]]
+) -> dict[str, Any]:
     """Return what the function's parameters get; ``given`` makes what has to be made, and only when it is asked for.
 
     >>> def hottest(readings, *, limit: int = 10): ...
-    >>> arguments_of(hottest, Job(source="x", settings={"limit": "3"}), {"frame": lambda: "a DataFrame"})
+    >>> arguments_of(hottest, PipelineJob(source="x", settings={"limit": "3"}), {"frame": lambda: "a DataFrame"})
     {'readings': 'a DataFrame', 'limit': 3}
     """
     parameters, hints = inspect.signature(function).parameters, _hints(function)
@@ -127,7 +129,7 @@ def arguments_of(function: Callable[..., Any], job: Job, given: Mapping[str, Cal
 def run(
     spark: SparkSession,
     function: Callable[..., Any],
-    job: Job,
+    job: PipelineJob,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Any:
     """Run a function on a source.
@@ -173,17 +175,19 @@ def _call(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
         raise PenstockError(f"{function.__name__}: {type(exc).__name__}: {exc}{where}") from exc
 
 
-def _frame(spark: SparkSession, job: Job) -> DataFrame:
+def _frame(spark: SparkSession, job: PipelineJob) -> DataFrame:
     return (stream if job.stream else load)(spark, job.source, job.options)
 
 
-def _append_batches(frame: DataFrame, table: str, job: Job, on_progress: Callable[[Progress], None] | None) -> Summary:
+def _append_batches(
+    frame: DataFrame, table: str, job: PipelineJob, on_progress: Callable[[Progress], None] | None
+) -> Summary:
     fit_table(frame, table)
     checkpoint = job.checkpoint or checkpoint_of(table)
     app = "own-" + hashlib.sha256(os.path.abspath(local_path(checkpoint)).encode()).hexdigest()[:16]
 
     def write(rows: DataFrame, batch: int) -> None:
-        lake.append(rows, table, app=app, batch=batch)
+        lake.append(rows, table, app=app, batch=batch, query=lake.query_of(checkpoint))
 
     query = frame.writeStream.foreachBatch(write).option("checkpointLocation", checkpoint).trigger(**job.trigger)
     return follow(query.start(), on_progress)

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from penstock.spark.pipelines import svg
-from penstock.spark.pipelines.svg import number, short_bytes, short_seconds
+from penstock.spark.pipelines.svg import short_bytes, short_seconds, whole
 
 __all__ = ["ChannelPart", "Lag", "Report", "TopKey", "render"]
 
@@ -43,7 +43,7 @@ svg{display:block;width:100%;height:auto;overflow:visible}
 svg text{fill:var(--soft);font-size:11px}svg .name{fill:var(--ink);font-size:12px}
 .mid{text-anchor:middle}.end{text-anchor:end}.grid{stroke:var(--line)}.quiet{fill:var(--quiet)}
 .hit{fill:transparent}.hit:hover{fill:var(--ink);fill-opacity:.08}.line{fill:none;stroke-width:1.8;stroke-linejoin:round;
-stroke-linecap:round}
+stroke-linecap:round}.line.over{stroke-dasharray:7 9;stroke-linecap:butt;stroke-width:2.4}
 """
     + "".join(f".line.s{n}{{stroke:var(--s{n})}}.fill.s{n}{{fill:var(--s{n})}}" for n in range(svg.COLOURS))
     + """
@@ -80,7 +80,13 @@ class ChannelPart(msgspec.Struct):
     slot_records: list[int] = []
     slot_bytes: list[int] = []
     sizes: dict[int, int] = {}
-    """Records by the power of two their payload is below."""
+    """Records by the step their payload is below: four to each power of two, see ``step_bytes``."""
+
+    @property
+    def has_no_times(self) -> bool:
+        """Whether it has records, and none of them a time."""
+        return self.records > 0 and self.timeless == self.records
+
     silences: list[tuple[float, float]] = []
     """The longest times without a record, longest first."""
 
@@ -138,7 +144,9 @@ def render(report: Report) -> str:
     True
     """
     shown = _shown(report.channels)
-    names = [name for name, _ in shown]
+    names = [f"{name} (no times)" if all(part.has_no_times for part in parts) else name for name, parts in shown]
+    without = sum(part.has_no_times for part in report.channels)
+    note = f"; of {without} of {len(report.channels)} channels the records have no time" if without else ""
     records = [
         (name, [sum(part.slot_records[i] for part in parts) for i in range(len(report.slots))]) for name, parts in shown
     ]
@@ -146,13 +154,14 @@ def render(report: Report) -> str:
         (name, [sum(part.slot_bytes[i] for part in parts) for i in range(len(report.slots))]) for name, parts in shown
     ]
     cards = [
-        _card("Records a second", f"a point every {short_seconds(report.slot_seconds)}", svg.lines(
+        _card("Records a second", f"a point every {short_seconds(report.slot_seconds)}{note}", svg.lines(
             report.slots, [(name, [value / report.slot_seconds for value in values]) for name, values in records],
             label="records a second over time"), names),
-        _card("Bytes a second", "payload only", svg.lines(
+        _card("Bytes a second", f"payload only{note}", svg.lines(
             report.slots, [(name, [value / report.slot_seconds for value in values]) for name, values in sizes],
             form=short_bytes, label="bytes a second over time"), names),
-        _card("Payload sizes", "records, by the power of two the payload is below", _sizes(shown), names),
+        _card("Payload sizes", "records, by what the payload is below: four steps to a power of two", _sizes(shown),
+            names),
         _keys(report.keys),
         *_lag(report),
         _silence(report),
@@ -184,14 +193,14 @@ def _tiles(report: Report) -> str:
     behind = max((lag.records for lag in report.lags), default=0)
     records = sum(part.records for part in parts)
     tiles = [
-        (number(len(parts)), "channel" if len(parts) == 1 else "channels"),
-        (number(records), "record" if records == 1 else "records"),
+        (whole(len(parts)), "channel" if len(parts) == 1 else "channels"),
+        (whole(records), "record" if records == 1 else "records"),
         (short_bytes(sum(part.bytes for part in parts)), "of payload"),
         (short_seconds(max(times) - min(times)) if times else "–", "from first to last"),
         (short_seconds(longest) if longest else "–", "longest silence"),
     ]
     if report.lags:
-        tiles.append((number(behind), "records behind, at most"))
+        tiles.append((whole(behind), "records behind, at most"))
     return "".join(f'<div class="tile"><b>{escape(value)}</b><span>{what}</span></div>' for value, what in tiles)
 
 
@@ -211,13 +220,23 @@ def _sizes(shown: Sequence[tuple[str, list[ChannelPart]]]) -> str:
     series = [
         (name, [float(sum(part.sizes.get(power, 0) for part in parts)) for power in reach]) for name, parts in shown
     ]
-    return svg.columns([short_bytes(1 << power) for power in reach], series, label="records by size of payload")
+    return svg.columns([short_bytes(step_bytes(power)) for power in reach], series, label="records by size of payload")
+
+
+def step_bytes(step: int) -> float:
+    """Return the size that payloads of a step are below: 1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4, 5 and so on.
+
+    >>> [step_bytes(step) for step in (0, 1, 4, 5, 8, 41)]
+    [1.0, 1.25, 2.0, 2.5, 4.0, 1280.0]
+    """
+    power, quarter = divmod(step, 4)
+    return float(2**power * (1 + quarter / 4))
 
 
 def _keys(keys: Sequence[TopKey]) -> str:
     if not keys:
         return ""
-    rows = [(item.key, float(item.count), f"{number(item.count)} · {item.channel}") for item in keys]
+    rows = [(item.key, float(item.count), f"{whole(item.count)} · {item.channel}") for item in keys]
     return _card("Top keys", "written most often", svg.bars(rows, label="keys written most often"))
 
 
@@ -227,7 +246,7 @@ def _lag(report: Report) -> list[str]:
         rows = []
         for lag in sorted(report.lags, key=lambda lag: -lag.records):
             late = "" if not lag.seconds else f", {short_seconds(lag.seconds)}"
-            rows.append((f"{lag.who} · {lag.channel}", float(lag.records), f"{number(lag.records)}{late}"))
+            rows.append((f"{lag.who} · {lag.channel}", float(lag.records), f"{whole(lag.records)}{late}"))
         body = svg.bars(rows, label="records behind the end of the channel")
         found.append(_card("Lag", "records between a cursor, or a table, and the end of its channel", body))
     if any(middle is not None for middle, _ in report.delays):
@@ -244,6 +263,7 @@ def _silence(report: Report) -> str:
         return ""
     ranked = sorted(report.channels, key=lambda part: -part.records)[:STRIPS]
     rows = [(part.name, [count > 0 for count in part.slot_records], part.silences) for part in ranked]
+    unknown = [part.name for part in ranked if part.has_no_times]
     worst = sorted(
         ((end - begin, part.name, begin) for part in report.channels for begin, end in part.silences), reverse=True
     )[:3]
@@ -253,7 +273,7 @@ def _silence(report: Report) -> str:
     )
     which = "each channel" if len(ranked) == len(report.channels) else f"each of the {STRIPS} largest channels"
     note = f"when {which} was written to" + (f"; longest of all: {told}" if told else "")
-    return _card("Gaps", note, svg.strip(report.slots, rows, label="when each channel was written to"))
+    return _card("Gaps", note, svg.strip(report.slots, rows, unknown=unknown, label="when each channel was written to"))
 
 
 def _checks(checks: Sequence[dict[str, object]]) -> list[str]:
@@ -265,7 +285,7 @@ def _checks(checks: Sequence[dict[str, object]]) -> list[str]:
         problems = check["problems"]
         assert isinstance(problems, list)
         verdict = '<span class="good">whole</span>' if check["ok"] else '<span class="bad">broken</span>'
-        cells = [escape(str(check[name])) for name in head[:5]]
+        cells = [_cell(check[name]) for name in head[:5]]
         told = f'<td class="told">{"<br>".join(map(escape, problems)) or "–"}</td>'
         body.append("".join(f"<td>{cell}</td>" for cell in cells) + f"<td>{verdict}</td>{told}")
     return [
@@ -273,17 +293,22 @@ def _checks(checks: Sequence[dict[str, object]]) -> list[str]:
     ]
 
 
+def _cell(value: object) -> str:
+    return whole(value) if isinstance(value, int) else escape(str(value))
+
+
 def _table(channels: Sequence[ChannelPart]) -> str:
     head = ("channel", "records", "payload", "mean", "largest", "kinds", "first", "last", "without a time")
     body = []
     for part in sorted(channels, key=lambda part: part.name):
         cells = [
-            escape(part.name), f"{part.records:,}", short_bytes(part.bytes),
-            short_bytes(part.bytes / part.records) if part.records else "–", short_bytes(part.largest), str(part.kinds),
-            _moment(part.first_time), _moment(part.last_time), f"{part.timeless:,}",
+            escape(part.name), whole(part.records), short_bytes(part.bytes),
+            short_bytes(part.bytes / part.records) if part.records else "–", short_bytes(part.largest),
+            whole(part.kinds), _moment(part.first_time), _moment(part.last_time),
+            "all" if part.has_no_times else whole(part.timeless),
         ]  # fmt: skip
         body.append("".join(f"<td>{cell}</td>" for cell in cells))
-    return _card("Channels", f"{len(channels)} in all", _grid(head, body), wide=True)
+    return _card("Channels", f"{whole(len(channels))} in all", _grid(head, body), wide=True)
 
 
 def _grid(head: Sequence[str], rows: Sequence[str]) -> str:

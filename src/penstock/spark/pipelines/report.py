@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from penstock.batch import payload_text
-from penstock.disk import PosixDisk, save_atomically
+from penstock.disk import disk_for, save_atomically
 from penstock.errors import OptionsError
 from penstock.log.sidecar import sidecar_of
 from penstock.spark import lake
-from penstock.spark.options import local_path
 from penstock.spark.pipelines.audit import audit_logs
 from penstock.spark.pipelines.page import ChannelPart, Lag, Report, TopKey, render
 from penstock.spark.pipelines.run import load
-from penstock.spark.plan import find_channels
+from penstock.spark.source.options import local_path
+from penstock.spark.source.plan import find_channels
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -91,7 +91,7 @@ def write_report(
         found.lags = _lags(frame, cursors)
         if check:
             found.checks = [{**msgspec.structs.asdict(item), "ok": item.ok} for item in audit_logs(spark, source)]
-    save_atomically(PosixDisk(), page, render(found).encode())
+    save_atomically(disk_for(page), page, render(found).encode())
     return found
 
 
@@ -108,7 +108,7 @@ def gather(frame: DataFrame, *, title: str = "channels") -> Report:
         part.bytes += row["bytes"] or 0
         part.largest = max(part.largest, row["largest"] or 0)
         part.timeless += row["timeless"]
-        part.sizes = {**part.sizes, row["power"]: part.sizes.get(row["power"], 0) + row["records"]}
+        part.sizes = {**part.sizes, row["step"]: part.sizes.get(row["step"], 0) + row["records"]}
         if row["first"] is not None:
             first, last = row["first"] / 1e6, row["last"] / 1e6
             part.first_time = first if part.first_time is None else min(first, part.first_time)
@@ -141,9 +141,10 @@ def _by_size(frame: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F  # noqa: N812
 
     length = F.coalesce(F.length("payload"), F.lit(0))
-    power = F.length(F.bin(length))  # the digits of a number in base two: the power it is below
+    power = F.length(F.bin(length)) - 1  # the digits of a number in base two: the power it is not below
+    step = power * 4 + F.floor(length * 4 / F.pow(F.lit(2.0), power)).cast("int") - 3
     micros = F.unix_micros("timestamp")
-    return frame.groupBy("channel", "kind", F.when(length == 0, 0).otherwise(power).alias("power")).agg(
+    return frame.groupBy("channel", "kind", F.when(length == 0, 0).otherwise(step).alias("step")).agg(
         F.count("*").alias("records"),
         F.sum(length).alias("bytes"),
         F.max(length).alias("largest"),
@@ -213,7 +214,7 @@ def _cursors(source: str, options: Mapping[str, Any] | None) -> list[tuple[str, 
     """Return the named cursors beside the logs: channel, name, position."""
     found = []
     for channel in find_channels([local_path(source)], (options or {}).get("logFormat")):
-        sidecar = sidecar_of(PosixDisk(), channel.path)
+        sidecar = sidecar_of(disk_for(channel.path), channel.path)
         try:
             found += [(channel.name, name, position) for name, position in sorted(sidecar.cursors().items())]
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
@@ -12,7 +13,9 @@ import msgspec
 
 from penstock.errors import OptionsError, PenstockError
 from penstock.spark import lake
-from penstock.spark.options import local_path
+from penstock.spark.lake.skipping import conditions_in
+from penstock.spark.source.offsets import unpack_offset
+from penstock.spark.source.options import absolute_path, is_remote, local_path
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -38,12 +41,18 @@ class Summary(msgspec.Struct):
     batches: int = 0
     rows: int = 0
     seconds: float = 0.0
+    read: int = 0
+    """Records that were read, where that is not what ``rows`` counts."""
     lost: int = 0
-    """Positions that retention took before they were read."""
+    """Records that retention took, or damage hides, before they were read: those that can be counted."""
+    lost_bytes: int = 0
+    """Bytes of logs, at most, in which records were lost that cannot be counted."""
     bad: int = 0
     """Payloads that did not decode."""
     late: int = 0
     """Records that came when their window was closed; those of one window, key and task count as one."""
+    drift: dict[str, int] = {}
+    """Fields of payloads that the schema does not name, and how many records have each."""
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -77,6 +86,8 @@ def follow(query: StreamingQuery, on_progress: Callable[[Progress], None] | None
 
     >>> follow(stream.start(), on_progress=print).rows  # doctest: +SKIP
     """
+    from pyspark.errors import StreamingQueryException
+
     summary, seen, begin = Summary(), -1, time.monotonic()
     while True:
         active = query.isActive
@@ -89,12 +100,14 @@ def follow(query: StreamingQuery, on_progress: Callable[[Progress], None] | None
             summary.rows += event.get("numInputRows") or sum(item.get("numInputRows", 0) for item in event["sources"])
             places = [place for source in event["sources"] for place in _places(source.get("endOffset")).values()]
             summary.lost = sum(place.get("lost", 0) for place in places)
+            summary.lost_bytes = sum(place.get("lost_bytes", 0) for place in places)
             summary.late += sum(item.get("numRowsDroppedByWatermark", 0) for item in event.get("stateOperators", ()))
             if on_progress is not None:
                 on_progress(Progress.of(event))
         if not active:
             break
-        query.awaitTermination(POLL_SECONDS)  # type: ignore[arg-type]
+        with contextlib.suppress(StreamingQueryException):  # it is told below, in one line
+            query.awaitTermination(POLL_SECONDS)  # type: ignore[arg-type]
     summary.seconds = time.monotonic() - begin
     failed = query.exception()
     if failed is not None:
@@ -102,16 +115,32 @@ def follow(query: StreamingQuery, on_progress: Callable[[Progress], None] | None
     return summary
 
 
-def load(spark: SparkSession, path: str, options: Mapping[str, Any] | None = None) -> DataFrame:
-    """Return a table of the lake, or channels, whichever the path holds; options are for channels.
+def load(
+    spark: SparkSession, path: str, options: Mapping[str, Any] | None = None, *, where: str | None = None
+) -> DataFrame:
+    """Return a table of the lake, or channels, whichever the path holds.
+
+    Options are for channels; of a table there are ``version`` and ``timestamp``, an earlier state.  ``where`` is SQL
+    that rows are chosen by later: files of a table that can hold none of them are not opened.
 
     >>> load(spark, "data/ticks").count()  # doctest: +SKIP
     """
-    if lake.open_table(path) is None:
-        return spark.read.format("penstock").options(**texts(options)).load(path)
-    if options:
-        raise OptionsError(f"{path}: a table of the lake has no option {', '.join(options)}")
-    return lake.read(spark, path)
+    if "*" in path or lake.open_table(path) is None:
+        return spark.read.format("penstock").options(**texts(options)).load(path_here(spark, path))
+    given = {name.lower(): str(value) for name, value in (options or {}).items()}
+    unknown = given.keys() - {"version", "timestamp"}
+    if unknown:
+        raise OptionsError(f"{path}: a table of the lake has no option {', '.join(sorted(unknown))}")
+    version = given.get("version")
+    if version is not None and not version.isdigit():
+        raise OptionsError(f"version={version!r}: must be a number")
+    return lake.read(
+        spark,
+        path,
+        version=None if version is None else int(version),
+        timestamp=given.get("timestamp"),
+        skip_by=conditions_in(where or ""),
+    )
 
 
 def stream(spark: SparkSession, channels: str, options: Mapping[str, Any] | None = None) -> DataFrame:
@@ -121,7 +150,16 @@ def stream(spark: SparkSession, channels: str, options: Mapping[str, Any] | None
     True
     """
     require_channels(channels)
-    return spark.readStream.format("penstock").options(**texts(options)).load(channels)
+    return spark.readStream.format("penstock").options(**texts(options)).load(path_here(spark, channels))
+
+
+def path_here(spark: SparkSession, path: str) -> str:
+    """Return a path as this process means it: Java may have begun in another folder; Connect is another machine.
+
+    >>> path_here(object(), "data/ticks")
+    'data/ticks'
+    """
+    return absolute_path(path) if hasattr(spark, "_jsparkSession") else path
 
 
 def require_channels(path: str) -> None:
@@ -129,7 +167,7 @@ def require_channels(path: str) -> None:
 
     >>> require_channels("data/ticks")
     """
-    if lake.open_table(path) is not None:
+    if "*" not in path and lake.open_table(path) is not None:
         raise OptionsError(f"{path}: this is a table of the lake, not channels")
 
 
@@ -174,7 +212,7 @@ def replace(frame: DataFrame, table: str) -> int:
     >>> replace(frame, "lake/hourly")  # doctest: +SKIP
     24
     """
-    if os.path.isdir(local_path(checkpoint_of(table))) and lake.open_table(table) is not None:
+    if not is_remote(table) and os.path.isdir(local_path(checkpoint_of(table))) and lake.open_table(table) is not None:
         raise OptionsError(f"{table}: a stream adds to this table, it is not replaced: give another one")
     return lake.replace(frame, table)
 
@@ -194,6 +232,8 @@ def same_place(one: str, other: str) -> bool:
     >>> same_place("lake/raw/", "file:" + os.path.abspath("lake/raw")), same_place("lake/raw", "lake")
     (True, False)
     """
+    if is_remote(one) or is_remote(other):
+        return one.rstrip("/") == other.rstrip("/")
     return os.path.realpath(local_path(one)) == os.path.realpath(local_path(other))
 
 
@@ -236,7 +276,7 @@ def error_of(text: str) -> PenstockError:
 def _places(offset: Any) -> dict[str, Any]:
     if isinstance(offset, str):
         offset = msgspec.json.decode(offset)
-    return offset.get("channels", {}) if isinstance(offset, dict) else {}
+    return unpack_offset(offset) if isinstance(offset, dict) else {}
 
 
 def _plain(event: Any) -> dict[str, Any]:

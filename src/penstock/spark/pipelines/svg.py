@@ -14,7 +14,18 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import Final
 
-__all__ = ["bars", "columns", "lines", "number", "short_bytes", "short_seconds", "strip", "ticks", "time_ticks"]
+__all__ = [
+    "bars",
+    "columns",
+    "lines",
+    "number",
+    "short_bytes",
+    "short_seconds",
+    "strip",
+    "ticks",
+    "time_ticks",
+    "whole",
+]
 
 WIDTH: Final = 640
 HEIGHT: Final = 240
@@ -36,6 +47,15 @@ def number(value: float) -> str:
         if abs(value) >= size:
             return f"{_three(value / size)}{unit}"
     return _three(value)
+
+
+def whole(value: float) -> str:
+    """Return a count as it is.
+
+    >>> whole(1234567)
+    '1,234,567'
+    """
+    return f"{value:,.0f}"
 
 
 def short_bytes(value: float) -> str:
@@ -113,7 +133,10 @@ def lines(
     marks = ticks(top, unit=1024 if form is short_bytes else 1)
     across, up = _across(slots[0], slots[-1]) if slots else _across(0, 1), _up(marks[-1])
     parts = [_frame(marks, up, form), _time_axis(slots, across)]
+    drawn_before: list[Sequence[float | None]] = []
     for index, (name, values) in enumerate(series):
+        over = " over" if any(_coincide(values, other, marks[-1]) for other in drawn_before) else ""
+        drawn_before.append(values)
         pieces: list[list[str]] = [[]]
         for moment, value in zip(slots, values, strict=True):
             if value is None:
@@ -123,7 +146,8 @@ def lines(
         for piece in filter(None, pieces):
             drawn = " ".join(piece if len(piece) > 1 else piece * 2)
             parts.append(
-                f'<polyline class="line s{index % COLOURS}" points="{drawn}"><title>{escape(name)}</title></polyline>'
+                f'<polyline class="line s{index % COLOURS}{over}" points="{drawn}">'
+                f"<title>{escape(name)}</title></polyline>"
             )
     width = (WIDTH - LEFT - RIGHT) / max(len(slots), 1)
     for place, moment in enumerate(slots):
@@ -134,6 +158,13 @@ def lines(
             f'height="{HEIGHT - TOP - BOTTOM}"><title>{escape(chr(10).join([when, *told]))}</title></rect>'
         )
     return _svg(parts, HEIGHT, label)
+
+
+def _coincide(one: Sequence[float | None], other: Sequence[float | None], top: float) -> bool:
+    """Whether one line hides another for more than half of its way: then it is drawn with gaps."""
+    near = top / (HEIGHT - TOP - BOTTOM) * 2
+    pairs = [(a, b) for a, b in zip(one, other, strict=True) if a is not None and b is not None]
+    return bool(pairs) and sum(abs(a - b) <= near for a, b in pairs) * 2 > len(pairs)
 
 
 def columns(
@@ -189,9 +220,13 @@ def strip(
     slots: Sequence[float],
     rows: Sequence[tuple[str, Sequence[bool], Sequence[tuple[float, float]]]],
     *,
+    unknown: Sequence[str] = (),
     label: str = "",
 ) -> str:
-    """Draw when each row was heard: its name, whether in each slot, and its silences as (from, to)."""
+    """Draw when each row was heard: its name, whether in each slot, and its silences as (from, to).
+
+    Of the names in ``unknown`` nobody knows: they say so.
+    """
     left, high = 190, 24
     across = _across(slots[0], slots[-1], left) if slots else _across(0, 1, left)
     width = (WIDTH - left - RIGHT) / max(len(slots) - 1, 1)
@@ -202,6 +237,8 @@ def strip(
         parts.append(
             f'<rect class="quiet" x="{left}" y="{y + 5}" width="{WIDTH - left - RIGHT}" height="{high - 10}"/>'
         )
+        if name in unknown:
+            parts.append(f'<text class="tick" x="{left + 6}" y="{y + 16}">its records have no time</text>')
         for start, stop in _runs(heard):
             x = max(across(slots[start]) - width / 2, left)
             until = min(across(slots[stop - 1]) + width / 2, WIDTH - RIGHT)

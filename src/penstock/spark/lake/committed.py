@@ -1,0 +1,195 @@
+"""ingest without a checkpoint: the table itself says how far it has come, in the commit that brings the records.
+
+A commit carries, for each log it moves on, two application transactions of Delta's:
+
+    <app>/<name>         the position behind the last record that is in the table
+    <app>/<name>#log     a number made of the log's id, so that a log made again is told from the one that was there
+
+Who ingests reads them, exports from there to where the logs end, and commits files and positions at once.  Of two that
+do so at the same time one fails by the other's transactions, and finds on its next look that nothing is left to do.
+Nothing has to be kept anywhere else: any machine can go on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from penstock.errors import ConflictError, ExpiredError, OptionsError, ReplacedError
+from penstock.ship import ShippedLog
+from penstock.spark.lake.opening import open_table
+from penstock.spark.lake.table import (
+    DataFile,
+    commit_files,
+    data_files,
+    export_options,
+    table_columns,
+)
+from penstock.spark.source import shipped
+from penstock.spark.source.columns import arrow_schema
+from penstock.spark.source.export import EXPORT_OPTIONS
+from penstock.spark.source.loss import extent_of
+from penstock.spark.source.options import SourceOptions, place_of
+from penstock.spark.source.plan import SourceChannel, advance, find_channels
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+    from pyspark.sql import SparkSession
+
+__all__ = ["Ingested", "ingest_committed", "reached"]
+
+logger = logging.getLogger(__name__)
+
+APP: Final = "penstock-ingest"
+TRIES: Final = 8
+"""How often it looks again because another one committed first."""
+
+
+class Ingested(msgspec.Struct):
+    """What was brought into a table.
+
+    >>> Ingested(records=3).commits
+    0
+    """
+
+    commits: int = 0
+    records: int = 0
+    lost: int = 0
+    """Records that retention took before they were read: those that can be counted."""
+    lost_bytes: int = 0
+    """Bytes of logs, at most, in which records were lost that cannot be counted."""
+    seconds: float = 0.0
+
+
+def reached(table: DeltaTable | None, channel: SourceChannel, app: str = APP) -> int | None:
+    """Return up to where a table has a channel, None when it has nothing of it; ReplacedError when it has another."""
+    if table is None:
+        return None
+    at = table.transaction_version(f"{app}/{channel.name}")
+    if at is None:
+        return None
+    if table.transaction_version(f"{app}/{channel.name}#log") != _number(channel.identity):
+        raise ReplacedError(channel.path, "the table holds another log of this name: its records would be mixed")
+    return int(at)
+
+
+def ingest_committed(
+    spark: SparkSession,
+    channels: str,
+    table: str,
+    *,
+    options: Mapping[str, Any] | None = None,
+    app: str = APP,
+    on_commit: Callable[[int, list[DataFile]], None] | None = None,
+) -> Ingested:
+    """Bring a table up to where channels end now, each record exactly once, without a checkpoint.
+
+    ``channels`` and ``table`` may be URLs.  ``options`` are the source's; with ``maxRecordsPerTrigger`` or
+    ``maxBytesPerTrigger`` there are several commits.  Filters leave records out for good: give another ``app``, and
+    another table, for another choice.
+    """
+    begin, done = time.monotonic(), Ingested()
+    table = place_of(table)
+    given = {key: str(value) for key, value in (options or {}).items()}
+    told = SourceOptions.of({**given, "path": channels}, also=EXPORT_OPTIONS)
+    if told.filters.low or told.cursor is not None or (told.start, told.end) != ("earliest", "latest"):
+        raise OptionsError("fromPosition, start and cursor mean nothing here: the table says where to go on")
+    ends: dict[str, int] = {}
+    tries = 0
+    while True:
+        found = [channel for channel in find_channels(told.paths, told.format) if told.filters.takes(channel)]
+        bounds = _bounds(found, open_table(table), told, app, ends, done)
+        if not bounds:
+            break
+        if _move(spark, channels, table, {c.name: c for c in found}, bounds, given, app, done, on_commit):
+            tries = 0
+            continue
+        tries += 1
+        if tries >= TRIES:
+            raise ConflictError(f"{table}: others kept on committing what was to be committed here")
+    done.seconds = time.monotonic() - begin
+    return done
+
+
+def _bounds(
+    channels: list[SourceChannel],
+    held: DeltaTable | None,
+    options: SourceOptions,
+    app: str,
+    ends: dict[str, int],
+    done: Ingested,
+) -> dict[str, tuple[int, int]]:
+    """Return what of each channel comes next; ``ends`` remembers where they ended when this began."""
+    bounds: dict[str, tuple[int, int]] = {}
+    records, size = options.max_records, options.max_bytes
+    for channel in channels:
+        at = reached(held, channel, app)
+        with channel.open() as log:
+            first, end = log.first_position, ends.setdefault(channel.name, log.next_position)
+            begin = first if at is None else at
+            if begin < first:
+                if options.fail_on_data_loss:
+                    raise ExpiredError(channel.path, begin, first)
+                lost = extent_of(log, begin, first)
+                logger.warning("%s: %s at positions %d to %d are lost", channel.path, lost, begin, first)
+                done.lost, done.lost_bytes = done.lost + lost.records, done.lost_bytes + lost.bytes
+                begin = first
+            if begin >= end or 0 in (records, size):
+                continue
+            if records is not None or size is not None:
+                if isinstance(log, ShippedLog):
+                    end, passed, taken = shipped.advance(log, begin, end, records, size)
+                else:
+                    walked = advance(log, begin, end, records, size)
+                    end, passed, taken = walked.position, walked.records, walked.bytes
+                records = None if records is None else max(0, records - passed)
+                size = None if size is None else max(0, size - taken)
+            bounds[channel.name] = (begin, end)
+    return bounds
+
+
+def _move(
+    spark: SparkSession,
+    channels: str,
+    table: str,
+    known: Mapping[str, SourceChannel],
+    bounds: Mapping[str, tuple[int, int]],
+    options: Mapping[str, str],
+    app: str,
+    done: Ingested,
+    on_commit: Callable[[int, list[DataFile]], None] | None,
+) -> bool:
+    """Export these bounds and commit them; False when another one was first."""
+    chosen = {name: value for name, value in options.items() if not name.lower().startswith("max")}
+    columns = table_columns(channels, table, chosen)
+    told = export_options(table, columns, chosen, app, whole=True)
+    told["bounds"] = msgspec.json.encode(bounds).decode()
+    files = data_files(spark.read.format("penstock-export").options(**told).load(channels).collect())
+    ends: dict[str, int] = {}
+    for name, (_, end) in bounds.items():
+        ends[f"{app}/{name}"] = end
+        ends[f"{app}/{name}#log"] = _number(known[name].identity)
+    held = open_table(table)
+    if any((reached(held, known[name], app) or begin) != begin for name, (begin, _) in bounds.items()):
+        return False
+    turn = held.transaction_version(app) if held is not None else None
+    if held is not None and turn is None and held.count():
+        raise OptionsError(f"{table}: it was filled in another way: go on in that, or give another table")
+    batch = 0 if turn is None else int(turn) + 1
+    if not commit_files(table, app, batch, files, arrow_schema(columns), more=ends):
+        return False
+    done.commits += 1
+    done.records += sum(item.records for item in files)
+    if on_commit is not None:
+        on_commit(batch, files)
+    return True
+
+
+def _number(identity: str) -> int:
+    """Return a number for a log's id that Delta can hold."""
+    return int.from_bytes(hashlib.sha256(identity.encode()).digest()[:7], "big")

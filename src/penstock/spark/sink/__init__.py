@@ -1,0 +1,1 @@
+"""DataFrames into logs and buckets."""

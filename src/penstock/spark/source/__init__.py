@@ -1,0 +1,1 @@
+"""Channels and tables as DataFrames: planning, reading, streaming, and the fused export."""

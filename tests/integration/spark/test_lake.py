@@ -1,0 +1,125 @@
+"""Tables of the lake in a real Spark: partitions of ours and of others, earlier states, files that are not opened."""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from penstock.errors import OptionsError
+from penstock.log.envelope import CONTENT, Envelope, encode_envelope
+from penstock.log.xchannel import Writer
+from penstock.spark import lake
+from penstock.spark.digest import digest_of
+
+DAY = 86_400 * 10**9
+MOMENT = dt.datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=dt.UTC)
+
+
+def files_read(frame: Any) -> int:
+    return len(frame.inputFiles())
+
+
+@pytest.mark.parametrize("odd", [False, True])  # partitions that folders tell, and those that only the log does
+def test_a_partitioned_table_of_others_is_read_with_its_types_and_added_to(
+    spark: Any, tmp_path: Path, odd: bool
+) -> None:
+    table = str(tmp_path / "foreign")
+    by = ["day", "word", "code", *(["at", "rate", "sum"] if odd else [])]
+    rows = {
+        "day": [dt.date(2026, 1, 1), dt.date(2026, 1, 2), None],
+        "word": ["a b/ü%=*", "01", None],
+        "code": pa.array([7, None, -3], pa.int32()),
+        "at": pa.array([MOMENT, None, MOMENT], pa.timestamp("us", "UTC")),
+        "rate": [0.5, None, 2.0],
+        "sum": pa.array([1, 2, None], pa.decimal128(10, 2)),
+        "n": [1, 2, 3],
+    }
+    write_deltalake(table, pa.table(rows), partition_by=by)
+
+    def found() -> list[dict[str, Any]]:
+        arrow = lake.read(spark, table).orderBy("n").toArrow()
+        assert arrow.schema.names == list(rows)
+        return arrow.to_pylist()  # type: ignore[no-any-return]
+
+    before = pa.table(rows).to_pylist()
+    assert found() == before
+    more = spark.createDataFrame(pa.table({**rows, "n": [4, 5, 6]}))
+    assert lake.append(more, table, app="more", batch=0)
+    assert not lake.append(more, table, app="more", batch=0)
+    expected = before + pa.table({**rows, "n": [4, 5, 6]}).to_pylist()
+    assert found() == expected
+    assert pl.read_delta(table).sort("n").select(list(rows)).to_dicts() == expected  # who had no part in it
+    assert lake.read_added(spark, table, 0, 1).count() == 3
+    assert files_read(lake.read(spark, table, where=[("day", "=", dt.date(2026, 1, 1))])) == 2
+    assert lake.replace(more.where("n = 5"), table) == 1
+    assert found() == expected[4:5]
+    with pytest.raises(OptionsError, match="the rows have no day"):
+        lake.append(more.drop("day"), table, app="more", batch=1)
+    with pytest.raises(OptionsError, match="it is partitioned by day"):
+        lake.append(more, table, app="more", batch=1, partition_by=["n"])
+
+
+def test_channels_are_ingested_into_partitions_and_joined_on_the_way(spark: Any, tmp_path: Path) -> None:
+    (tmp_path / "in" / "site").mkdir(parents=True)
+    headers = {"unit": b"C"}
+    for name in ("a", "site/b"):
+        with Writer.open(tmp_path / "in" / name, content=CONTENT) as writer:
+            records = [encode_envelope(Envelope(b"k", b"%d" % n, headers=headers)) for n in range(60)]
+            writer.append_many(records, timestamp_ns=[n * DAY // 20 for n in range(60)])
+    table, source = str(tmp_path / "lake"), str(tmp_path / "in")
+    moments: list[float] = []
+    query = lake.ingest(
+        spark,
+        source,
+        table,
+        str(tmp_path / "checkpoint"),
+        options={"maxRecordsPerTrigger": 12},
+        partition_by=("date", "node"),
+        node="edge-7",
+        compaction=lake.Compaction(every=4, min_files=2, target_bytes=1 << 20),
+        on_commit=lambda batch, files: moments.append(time.time()),
+    )
+    query.awaitTermination(180)
+    assert query.exception() is None
+    event = query.recentProgress[-1]
+    assert event.batchId == 9
+    frame = lake.read(spark, table)
+    whole = spark.read.format("penstock").load(source)
+    assert digest_of(frame.select(*whole.columns)) == digest_of(whole)
+    assert {(str(row[0]), row[1]) for row in frame.select("date", "node").distinct().collect()} == {
+        ("1970-01-01", "edge-7"), ("1970-01-02", "edge-7"), ("1970-01-03", "edge-7"),
+    }  # fmt: skip
+    assert len(DeltaTable(table).file_uris()) < 10  # of ten batches and three days
+    one = frame.where("date = date'1970-01-02' and channel = 'a'")
+    assert one.count() == 20
+    assert one.select("headers").first()[0] == headers
+    low = lake.read(spark, table, where=[("date", "=", dt.date(1970, 1, 3)), ("channel", "=", "a")])
+    assert low.count() == 20
+    assert files_read(low) < files_read(frame)
+    # Earlier states, by version and by moment
+    second = lake.read(spark, table, version=1).count()
+    assert second == 24
+    versions = [action["timestamp"] / 1e3 for action in reversed(DeltaTable(table).history())]
+    between = dt.datetime.fromtimestamp(versions[1] + 0.0005, dt.UTC)
+    assert lake.read(spark, table, timestamp=between).count() == 24
+    assert lake.read(spark, table, timestamp="2999-01-01").count() == 120
+    with pytest.raises(OptionsError, match="there was no table: it begins at"):
+        lake.read(spark, table, timestamp="2020-01-01T00:00:00Z")
+    with pytest.raises(OptionsError, match="cannot be read as it was"):
+        lake.read(spark, table, version=9999)
+    # The next run goes on in the partitions that are there
+    with Writer.open(tmp_path / "in" / "a", content=CONTENT) as writer:
+        writer.append(encode_envelope(Envelope(b"k", b"60")), timestamp_ns=5 * DAY)
+    again = lake.ingest(spark, source, table, str(tmp_path / "checkpoint"), node="edge-8")
+    again.awaitTermination(180)
+    assert again.exception() is None
+    assert lake.read(spark, table, where=[("node", "=", "edge-8")]).count() == 1
+    with pytest.raises(OptionsError, match="it is partitioned by date, node"):
+        lake.ingest(spark, source, table, str(tmp_path / "other"), partition_by=("channel",))

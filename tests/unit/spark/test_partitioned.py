@@ -1,0 +1,196 @@
+"""Partitioned tables and compaction without a JVM, read back by those who had no part in writing them."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import polars as pl
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from penstock.errors import OptionsError
+from penstock.log.filechannel import FileChannel
+from penstock.log.xchannel import Writer
+from penstock.spark.lake import Compaction, commit_files, join_small_files
+from penstock.spark.lake.reading import files_of
+from penstock.spark.lake.skipping import files_that_may_match
+from penstock.spark.lake.table import data_files, schema_of
+from penstock.spark.pipelines.compact import compact
+from penstock.spark.source import export as exporting
+from penstock.spark.source.columns import BASE
+from penstock.spark.source.table import ExportSource
+
+DAY = 86_400 * 10**9
+BY = ("date", "channel", "node")
+
+
+def export(folder: Path, table: Path, by: tuple[str, ...] = BY, **options: str) -> list[Any]:
+    told = {"path": str(folder), "table": str(table), "partitionBy": ",".join(by), "node": "edge/7", **options}
+    reader = ExportSource(told).reader(None)  # type: ignore[arg-type]
+    return [row for task in reader.partitions() for batch in reader.read(task) for row in batch.to_pylist()]
+
+
+def commit(table: Path, batch: int, rows: list[Any], by: tuple[str, ...] = BY) -> bool:
+    return commit_files(str(table), "app", batch, data_files(rows), schema_of(BASE, by), partition_by=by)
+
+
+@pytest.fixture
+def channels(tmp_path: Path) -> Path:
+    folder = tmp_path / "in"
+    (folder / "site ü").mkdir(parents=True)
+    for name in ("a", "site ü/b"):
+        with Writer.open(folder / name) as writer:
+            times = [n * DAY // 4 for n in range(12)]
+            writer.append_many([b"%d" % n for n in range(12)], kind=3, timestamp_ns=times)
+    with FileChannel.open(folder / "queue") as queue:  # whose records have no time
+        queue.append_many([b"x", b"y"])
+    return folder
+
+
+def test_a_partitioned_export_is_read_alike_by_delta_rs_polars_and_duckdb(channels: Path, tmp_path: Path) -> None:
+    table = tmp_path / "lake"
+    rows = export(channels, table)
+    assert len(rows) == 3 + 3 + 1
+    assert commit(table, 0, rows)
+    assert not commit(table, 0, rows)
+    expected = sorted(
+        [(dt.date(1970, 1, 1 + n // 4), name, b"%d" % n) for name in ("a", "site ü/b") for n in range(12)]
+    )
+    found = DeltaTable(str(table))
+    assert found.metadata().partition_columns == list(BY)
+    for held in (
+        found.to_pyarrow_table().to_pylist(),
+        pl.read_delta(str(table)).to_dicts(),
+        duckdb.from_arrow(found.to_pyarrow_dataset()).to_arrow_table().to_pylist(),
+    ):
+        timed = sorted((row["date"], row["channel"], row["payload"]) for row in held if row["date"] is not None)
+        assert timed == expected
+        timeless = {(row["channel"], row["payload"]) for row in held if row["date"] is None}
+        assert timeless == {("queue", b"x"), ("queue", b"y")}
+        assert {row["node"] for row in held} == {"edge/7"}
+    by_folder = duckdb.read_parquet(f"{table}/*/*/*/*.parquet", hive_partitioning=True)  # who knows no Delta at all
+    assert by_folder.filter("channel = 'site ü/b' and date = '1970-01-02'").aggregate("count(*)").fetchall() == [(4,)]
+
+
+def test_a_task_that_runs_twice_writes_the_same_files_however_few_may_be_open(
+    channels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exporting, "MOST_OPEN", 1)
+    with Writer.open(channels / "c") as writer:  # days that come again and again
+        writer.append_many([b"%d" % n for n in range(40)], timestamp_ns=[n % 2 * DAY for n in range(40)])
+    first = export(channels, tmp_path / "lake", batchBytes="20")
+    assert export(channels, tmp_path / "lake", batchBytes="20") == first
+    assert len({row["file"] for row in first}) == len(first) > 9
+    assert sum(row["records"] for row in first) == 26 + 40
+    assert len([name for _, _, names in os.walk(tmp_path / "lake") for name in names]) == len(first)
+    commit(tmp_path / "lake", 0, first)
+    held = pl.read_delta(str(tmp_path / "lake")).filter(pl.col("channel") == "c")
+    assert sorted(int(payload) for payload in held["payload"]) == list(range(40))
+
+
+def test_what_a_table_cannot_be_partitioned_by_is_refused(channels: Path, tmp_path: Path) -> None:
+    with pytest.raises(OptionsError, match="partition by kind"):
+        export(channels, tmp_path / "lake", by=("kind",))
+    commit(tmp_path / "lake", 0, export(channels, tmp_path / "lake", by=("date",)), by=("date",))
+    with pytest.raises(OptionsError, match="it is partitioned by date, not so"):
+        commit(tmp_path / "lake", 1, export(channels, tmp_path / "lake"))
+
+
+def small_files(table: Path, count: int, first: int = 0, **columns: Any) -> None:
+    for number in range(first, first + count):
+        rows = pa.table({"n": [number], "part": ["ab"[number % 2]], **columns})
+        write_deltalake(str(table), rows, mode="append", partition_by=["part"], schema_mode="merge")
+
+
+def rows_of(table: Path) -> list[int]:
+    return sorted(DeltaTable(str(table)).to_pyarrow_table().column("n").to_pylist())
+
+
+def test_small_files_are_joined_by_size_age_and_budget(tmp_path: Path) -> None:
+    table = tmp_path / "t"
+    small_files(table, 20)
+    size = max(file.size for file in files_of(DeltaTable(str(table)), str(table)))
+    plan = Compaction(target_bytes=100 * size, min_files=5, min_age_seconds=3600)
+    assert join_small_files(str(table), plan).files == 0  # they are young
+    plan = Compaction(target_bytes=100 * size, min_files=11)
+    assert join_small_files(str(table), plan).files == 0  # there are ten in each partition
+    plan = Compaction(target_bytes=100 * size, min_files=5, budget_bytes=6 * size)
+    done = join_small_files(str(table), plan)
+    assert (done.into, 6 <= done.files <= 7) == (1, True)  # so much and no more at once
+    assert rows_of(table) == list(range(20))
+    while join_small_files(str(table), plan).files:
+        assert rows_of(table) == list(range(20))
+    assert len(DeltaTable(str(table)).file_uris()) < 20
+    added = [action for action in DeltaTable(str(table)).history() if action["operation"] == "WRITE"]
+    assert len(added) > 20
+    small_files(table, 4, 20, more=["later"])  # a column that joined files did not have
+    done = join_small_files(str(table), Compaction(target_bytes=1 << 20, min_files=2))
+    assert done.files > 0
+    assert rows_of(table) == list(range(24))
+    late = pl.read_delta(str(table)).filter(pl.col("more").is_not_null())
+    assert sorted(late["n"]) == [20, 21, 22, 23]
+
+
+def test_whoever_commits_meanwhile_wins_against_the_compaction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = tmp_path / "t"
+    small_files(table, 10)
+    plan = Compaction(target_bytes=1 << 20, min_files=2)
+    from penstock.spark.lake import compaction
+
+    join = compaction._join
+
+    def meanwhile(*given: Any) -> Any:
+        DeltaTable(str(table)).delete("n = 4")
+        return join(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compaction, "_join", meanwhile)
+        done = join_small_files(str(table), plan)
+    assert (done.conflict, done.files) == (True, 0)
+    assert rows_of(table) == [0, 1, 2, 3, 5, 6, 7, 8, 9]  # and not the deleted row again
+    assert not [name for _, _, names in os.walk(table) for name in names if name.startswith("joined")]
+    assert join_small_files(str(table), plan).files > 0
+    assert rows_of(table) == [0, 1, 2, 3, 5, 6, 7, 8, 9]
+
+
+def test_statistics_tell_which_files_need_not_be_opened(tmp_path: Path) -> None:
+    table = str(tmp_path / "t")
+    start = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+    for number in range(5):
+        times = [start + dt.timedelta(days=number, microseconds=n * 999) for n in range(10)]
+        rows = {"n": list(range(10 * number, 10 * number + 10)), "at": times, "word": [f"w{number}"] * 10}
+        rows["none"] = [None] * 10 if number < 4 else [1] * 10
+        typed = pa.table(rows, schema=pa.schema(
+            [("n", pa.int64()), ("at", pa.timestamp("us", "UTC")), ("word", pa.string()), ("none", pa.int64())]
+        ))  # fmt: skip
+        write_deltalake(table, typed, mode="append")
+    files = files_of(DeltaTable(table), table)
+
+    def count(*where: Any) -> int:
+        return len(files_that_may_match(files, where))
+
+    assert count() == 5
+    assert (count(("n", "=", 25)), count(("n", ">=", 30)), count(("n", "<", 10)), count(("n", ">", 99))) == (1, 2, 1, 0)
+    assert count(("n", ">", 9), ("n", "<=", 20)) == 2
+    assert count(("word", "=", "w3")) == 1
+    assert count(("none", "=", 1)) == 1  # those that hold nothing but nulls are passed
+    assert count(("at", ">=", start + dt.timedelta(days=3, microseconds=8991))) == 2  # the log knows milliseconds
+    assert count(("payload", "=", b"x")) == 5  # nothing is known of it
+    assert count(("n", "=", "text")) == 5
+    with pytest.raises(OptionsError, match="use one of"):
+        count(("n", "like", "x"))
+
+
+def test_a_vacuum_of_less_than_a_week_is_refused_unless_it_is_insisted_on(tmp_path: Path) -> None:
+    small_files(tmp_path / "t", 3)
+    with pytest.raises(OptionsError, match=r"at least 168, or --vacuum-anyway"):
+        compact(str(tmp_path / "t"), vacuum_hours=167)
+    assert compact(str(tmp_path / "t"), vacuum_hours=168)["removed"] == 0
+    small_files(tmp_path / "t", 9, 3)
+    assert compact(str(tmp_path / "t"), vacuum_hours=0, vacuum_anyway=True)["removed"] > 0
+    assert rows_of(tmp_path / "t") == list(range(12))
