@@ -12,7 +12,7 @@ from penstock.testing.nats import NatsServer
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN_PAGE = ROOT / "tests/support/run_page.py"
-ELSEWHERE = {"spark.md", "nats.md"}  # these need a JVM or a server
+ELSEWHERE = {"spark.md", "fleet.md", "nats.md"}  # these need a JVM or a server
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs/howto").glob("*.md"))]
 
 
@@ -28,6 +28,14 @@ def test_the_examples_of_a_page_run(page: Path, tmp_path: Path) -> None:
     assert examples_of(page, tmp_path) > 1
 
 
+@pytest.mark.timeout(3600)
+def test_the_pages_run_one_after_another_in_one_folder_and_twice(tmp_path: Path, long_run: bool) -> None:
+    if not long_run:
+        pytest.skip("every page twice: runs with --long")
+    for page in [page for page in PAGES if page.name not in ELSEWHERE] * 2:
+        assert examples_of(page, tmp_path) > 1
+
+
 def test_the_examples_for_nats_run(tmp_path: Path) -> None:
     with NatsServer(str(tmp_path)) as server:
         assert examples_of(ROOT / "docs/howto/nats.md", tmp_path, server.url) > 1
@@ -38,3 +46,10 @@ def test_the_examples_for_spark_run(tmp_path: Path, long_run: bool) -> None:
     if not long_run:
         pytest.skip("a JVM a command: runs with --long")
     assert examples_of(ROOT / "docs/howto/spark.md", tmp_path, seconds=800) > 20
+
+
+@pytest.mark.timeout(900)
+def test_the_examples_for_a_fleet_run(tmp_path: Path, long_run: bool) -> None:
+    if not long_run:
+        pytest.skip("a JVM a command: runs with --long")
+    assert examples_of(ROOT / "docs/howto/fleet.md", tmp_path, seconds=800) > 8

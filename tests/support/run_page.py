@@ -1,7 +1,7 @@
 """Run the examples of a page, Python and shell, top to bottom in the present folder: run_page.py PAGE [NATS_ADDRESS].
 
 Blocks of Python share their names; one that begins with the name of a file is written to it.  Commands that go on until
-they are interrupted are interrupted.
+they are interrupted are interrupted.  ``rm -rf`` and ``test -e … ||`` are understood, so that a page can be run again.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import pty
 import re
 import select
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -47,7 +48,7 @@ asyncio.run(after())
 """,
     "channels.md": """
 async def after():
-    async with await ChannelManager.open("data") as manager:
+    async with await ChannelManager.open("chat") as manager:
         await rules(manager.channel("ops/east"))
         assert (await work(manager)).payload == b"mend pump 7"
 
@@ -57,7 +58,7 @@ asyncio.run(after())
 import asyncio
 
 async def after():
-    async with EmbeddedConnection("buckets") as connection:
+    async with EmbeddedConnection("fold-buckets") as connection:
         await (await connection.store("routes")).writer.put("eu.a", b"10.0.0.1")
     stop = asyncio.Event()
     running = asyncio.create_task(main(stop))
@@ -68,11 +69,14 @@ async def after():
 
 asyncio.run(after())
 assert routes == {"eu.a": b"10.0.0.1"}
+routes.clear()  # a restart
+asyncio.run(after())
+assert routes == {"eu.a": b"10.0.0.1"}
 """,
     "follow.md": """
 async def after():
     stop = asyncio.Event()
-    with open_log("orders") as log, AppendLogStore.open("kinds.snap") as store:
+    with open_log("sales") as log, AppendLogStore.open("kinds.snap") as store:
         running = asyncio.create_task(run(log, store, stop))
         while not store.count() and not running.done():
             await asyncio.sleep(0.01)
@@ -92,6 +96,16 @@ async def after():
 
 asyncio.run(after())
 """,
+    "node.md": """
+import subprocess, sys
+ports = ["--port", "0", "--channels-port", "0", "--http-port", "0"]
+node = subprocess.Popen([sys.executable, "-m", "penstock.cli.main", "serve", *ports], stderr=subprocess.DEVNULL)
+try:
+    produce()
+finally:
+    node.terminate()
+    assert node.wait(60) == 0
+""",
     "spark.md": """
 for started in spark.streams.active:
     started.awaitTermination(60)
@@ -106,18 +120,52 @@ spark.stop()
 
 def commands(block: str) -> Iterator[list[str]]:
     for line in block.splitlines():
+        if line.startswith("rm -rf "):
+            yield shlex.split(line, comments=True)
+            continue
+        if unless := re.match(r"test -e (\S+) \|\| ", line):
+            if os.path.exists(unless[1]):
+                continue
+            line = line[unless.end() :]
         words = shlex.split(line.removeprefix("$ "), comments=True) if "penstock " in line else []
         if words and words[0] == "penstock":
             yield words[1:]
 
 
+def begin_anew(patterns: list[str]) -> None:
+    """Remove what a page made before: names in the present folder, and nothing elsewhere."""
+    for pattern in patterns:
+        assert "/" not in pattern
+        for path in Path().glob(pattern):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
 def run_command(words: list[str]) -> None:
+    if words[0] == "rm":
+        begin_anew(words[2:])
+        return
+    if words[0] == "serve":
+        words = [
+            *words,
+            "--port",
+            "0",
+            "--channels-port",
+            "0",
+            "--http-port",
+            "0",
+        ]  # others may listen where a node does by default
+    target = None
+    if ">" in words:
+        words, target = words[:-2], words[-1]
     command = [*PENSTOCK, *words]
-    if "-f" in words or (words[1] in {"follow", "watch"} and "--once" not in words):
+    goes_on = words[0] == "serve" or (words[1:2] and words[1] in {"follow", "watch", "serve", "feed"})
+    if "-f" in words or (goes_on and "--once" not in words):
         interrupt(command)
         return
     done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, f"penstock {' '.join(words)}\n{done.stderr}"
+    if target is not None:
+        Path(target).write_text(done.stdout)
 
 
 def interrupt(command: list[str]) -> None:

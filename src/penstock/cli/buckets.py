@@ -1,6 +1,7 @@
 """What ``penstock kv`` works with: which bucket is meant, and its updates as lines.
 
-A folder is an embedded bucket, ``nats://`` and ``tls://`` are NATS.
+A folder is an embedded bucket, ``nats://`` and ``tls://`` are NATS, with credentials from the environment or from
+the URL, which whoever lists processes can read.
 """
 
 from __future__ import annotations
@@ -10,22 +11,24 @@ import os
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-import msgspec
-
 from penstock.batch import UpdateBatch
-from penstock.cli.output import emit_lines
+from penstock.cli.output import emit_lines, json_line
 from penstock.cli.records import readable
-from penstock.disk import PosixDisk
-from penstock.errors import OptionsError, UnsupportedError
-from penstock.kv import Connection, EmbeddedConnection, KvStore, KvWriter, NatsConnection, NatsOptions, Watch
+from penstock.disk import read_disk_for
+from penstock.errors import NotFoundError, UnsupportedError
+from penstock.kv import EmbeddedConnection, KvConnection, KvStore, KvWriter, NatsConnection, NatsOptions, Watch
+from penstock.kv.nats.options import without_secrets
 from penstock.types import VersionToken, WatchCursor
 
 __all__ = [
     "bucket_folder",
     "connection_of",
+    "find_bucket",
     "is_nats",
     "on_bucket",
+    "on_connection",
     "print_updates",
+    "require_place",
     "revision_of",
     "row_of",
     "start_watch",
@@ -50,29 +53,55 @@ def bucket_folder(place: str) -> tuple[str, str] | None:
     >>> bucket_folder("/nowhere/at/all") is None
     True
     """
-    if PosixDisk().stat(os.path.join(place, "bucket.json")) is None:
+    if read_disk_for(place).stat(os.path.join(place, "bucket.json")) is None:
         return None
     folder, name = os.path.split(os.path.abspath(place))
     return folder, name
 
 
-def connection_of(place: str, bucket: str, *, make: bool) -> Connection:
-    """Return the connection to a place; without ``make`` an embedded bucket must be there already."""
+def connection_of(place: str) -> KvConnection:
+    """Return the connection to a place, not connected yet."""
     if is_nats(place):
-        return NatsConnection(NatsOptions(url=place))
-    if not make and bucket_folder(os.path.join(place, bucket)) is None:
-        raise OptionsError(f"{place}: there is no bucket {bucket!r} in this folder")
+        return NatsConnection(NatsOptions.from_environment(place, os.environ))
     return EmbeddedConnection(place)
 
 
-def on_bucket(place: str, bucket: str, work: Callable[[KvStore], Awaitable[T]], *, make: bool = False) -> T:
-    """Connect, do the work on the bucket, and return what it returns."""
+def require_place(place: str) -> None:
+    """Refuse a folder that is not there; whether a server is, connecting tells.
+
+    >>> require_place("/nowhere/at/all")
+    Traceback (most recent call last):
+    penstock.errors.NotFoundError: /nowhere/at/all: there is no such folder
+    """
+    if not is_nats(place) and read_disk_for(place).stat(place) is None:
+        raise NotFoundError(f"{place}: there is no such folder")
+
+
+def on_connection(place: str, work: Callable[[KvConnection], Awaitable[T]]) -> T:
+    """Connect, do the work, and return what it returns."""
 
     async def connected() -> T:
-        async with connection_of(place, bucket, make=make) as connection:
-            return await work(await connection.store(bucket))
+        async with connection_of(place) as connection:
+            return await work(connection)
 
     return asyncio.run(connected())
+
+
+def on_bucket(place: str, bucket: str, work: Callable[[KvStore], Awaitable[T]], *, make: bool = False) -> T:
+    """Connect, do the work on the bucket, and return what it returns; without ``make`` it has to be there."""
+
+    async def found(connection: KvConnection) -> T:
+        return await work(await connection.store(bucket) if make else await find_bucket(connection, place, bucket))
+
+    return on_connection(place, found)
+
+
+async def find_bucket(connection: KvConnection, place: str, bucket: str) -> KvStore:
+    """Return a bucket that is there; NotFoundError otherwise, without a word about credentials."""
+    found = await connection.find(bucket)
+    if found is None:
+        raise NotFoundError(f"{without_secrets(place)}: there is no bucket {bucket!r} here")
+    return found
 
 
 def writer_of(store: KvStore) -> KvWriter:
@@ -98,7 +127,7 @@ def print_updates(batch: UpdateBatch, *, json: bool) -> None:
     """Print changes, a line each: revision, op, key and value."""
     if json:
         rows = ({"op": row["op"], **row_of(row["key"], row["value"], row["version"])} for row in batch.to_pylist())
-        emit_lines(msgspec.json.encode(row) + b"\n" for row in rows)
+        emit_lines(map(json_line, rows))
         return
     lines = []
     for row in batch.to_pylist():

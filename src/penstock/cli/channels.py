@@ -1,4 +1,6 @@
-"""Commands on the data directory of channels: ls, show.  They read, and change nothing."""
+"""Commands on channels: ls and show look into a data directory and change nothing; serve and what talks to a server
+are beside this module.
+"""  # noqa: D205
 
 from __future__ import annotations
 
@@ -7,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.output import PROBLEM, emit_json, print_facts, say_problem, stdout
-from penstock.errors import OptionsError, PenstockError
+from penstock.cli.channels_serve import serve
+from penstock.cli.channels_use import register_use
+from penstock.cli.output import PROBLEM, JsonOption, emit_json, print_facts, say_problem, stdout
+from penstock.errors import NotFoundError, PenstockError
 
 if TYPE_CHECKING:
     from penstock.channels.model import PersistedChannel
@@ -16,14 +20,15 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 DataDir = Annotated[str, typer.Argument(help="The data directory of channels.", metavar="DATA_DIR")]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
 
 
 def register(app: typer.Typer) -> None:
     """Add the group ``penstock channels``."""
-    group = typer.Typer(no_args_is_help=True, help="Look into the data directory of channels.")
+    group = typer.Typer(no_args_is_help=True, help="Serve channels, use them, look into their data directory.")
     group.command(epilog="Example: penstock channels ls data --json")(ls)
     group.command(epilog="Example: penstock channels show data ops/east --json")(show)
+    group.command(epilog="Example: penstock channels serve --data data --plain-port 0 --json")(serve)
+    register_use(group)
     app.add_typer(group, name="channels")
 
 
@@ -54,7 +59,7 @@ def show(
     try:
         channel = store.load(digest)
     except FileNotFoundError:
-        raise OptionsError(f"{data_dir}: there is no channel {handler!r}") from None
+        raise NotFoundError(f"{data_dir}: there is no channel {handler!r}") from None
     if json:
         emit_json(channel.to_json())
         return
@@ -90,7 +95,7 @@ def _print_table(found: list[PersistedChannel]) -> None:
 def checked(data_dir: str) -> str:
     """Return the data directory, or say that it is none."""
     if not os.path.isdir(data_dir):
-        raise OptionsError(f"{data_dir}: there is no such data directory")
+        raise NotFoundError(f"{data_dir}: there is no such data directory")
     return data_dir.rstrip("/") or "/"
 
 

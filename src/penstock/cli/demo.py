@@ -11,13 +11,16 @@ __all__ = ["register"]
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command(epilog="Example: penstock demo --readings 200000")(demo)
+    app.command(epilog="Example: penstock demo --readings 50000")(demo)
 
 
 def demo(
-    readings: Annotated[int, typer.Option(min=1000, max=100_000_000, help="How many readings are sent.")] = 1_000_000,
+    readings: Annotated[int, typer.Option(min=1000, max=100_000_000, help="How many readings are sent.")] = 100_000,
     out: Annotated[str, typer.Option(help="The folder of the report.")] = "demo-out",
-    keep: Annotated[bool, typer.Option("--keep", help="Leave channels, lake and fold in that folder too.")] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave the node's data and the lake in that folder too.")
+    ] = False,
+    serve: Annotated[bool, typer.Option("--serve", help="Stay up afterwards, until Ctrl-C.")] = False,
     ticks: Annotated[
         bool, typer.Option("--ticks", help="The small demo, without Spark: one process writes, two read.")
     ] = False,
@@ -25,10 +28,11 @@ def demo(
     rate: Annotated[int, typer.Option(min=1000, help="With --ticks: ticks a second.")] = 400_000,
     json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
-    """Carry a million readings through it all, kill Spark, and count.
+    """Run a node with 50 devices and Spark, kill both, and count.
 
-    Four processes write them to channels; Spark takes them to the lake, is killed once on the way, folds and
-    aggregates them and writes a report.  At the end every count is held against what the writers remember.
+    Readings go through taps and ingest into channels, to an object store, through Spark into the lake; what Spark found
+    comes back as retained messages and bucket entries, and a second node begins with an artifact of the first.  At the
+    end every count is held against what the devices remember, and the ledger against itself.
     """
     if ticks:
         from penstock.cli.demo_ticks import show_ticks
@@ -37,4 +41,4 @@ def demo(
     else:
         from penstock.cli.demo_run import show_readings
 
-        show_readings(readings, out, keep=keep, json=json)
+        show_readings(readings, out, keep=keep, serve=serve, json=json)

@@ -8,6 +8,7 @@ and reports.  Every step can be repeated: whoever starts it again gets what an u
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -15,19 +16,22 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from penstock.cli.demo_readings import SITES
+from penstock.cli.demo_readings import LIMIT, PLACES
+from penstock.log.detect import open_writer
+from penstock.log.envelope import CONTENT, Envelope, encode_envelope
 from penstock.log.xchannel import Writer
+from penstock.node.ledger.reckon import note_lake
 from penstock.spark import lake, session
-from penstock.spark.columns import BASE, ENVELOPE
 from penstock.spark.decode import decode_json, split_errors
 from penstock.spark.pipelines.audit import audit
 from penstock.spark.pipelines.fold import fold_into
 from penstock.spark.pipelines.report import write_report
+from penstock.spark.source.columns import BASE, ENVELOPE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Found", "main"]
+__all__ = ["SparkCounts", "main"]
 
 BATCHES: Final = 20
 """Batches the stream makes of a long run."""
@@ -35,10 +39,10 @@ BATCHES: Final = 20
 BATCH_RECORDS: Final = 4_000
 """Records of a batch in a short one: few batches, and still a middle to be killed in."""
 
-FIELDS: Final = "celsius decimal(6,2), battery int"
+FIELDS: Final = "number bigint, celsius decimal(6,2), battery int"
 
 
-class Found(msgspec.Struct):
+class SparkCounts(msgspec.Struct):
     """What Spark has counted so far."""
 
     pid: int
@@ -47,6 +51,8 @@ class Found(msgspec.Struct):
     """Rows of the raw table."""
     distinct: int = 0
     """Different (channel, position) among them."""
+    readings: int = 0
+    """Different readings among them: one that was under way when the node was killed may have come twice."""
     bad: int = 0
     """Payloads that are not what they should be."""
     devices: int = 0
@@ -55,6 +61,8 @@ class Found(msgspec.Struct):
     """Records that went into it."""
     counted: int = 0
     """Readings, summed over the rows of the aggregate."""
+    alerts: int = 0
+    """Devices that were above the limit."""
     hundredths: int = 0
     """The sum of their temperatures."""
     audited: bool = False
@@ -64,7 +72,7 @@ class Found(msgspec.Struct):
 
 def main(folder: str, readings: int, report: str) -> None:
     """Do all of it."""
-    found = Found(os.getpid(), lake=rows_of(f"{folder}/lake/raw"))
+    found = SparkCounts(os.getpid(), lake=rows_of(f"{folder}/lake/raw"))
     with Writer.open(f"{folder}/voices/spark") as voice:
 
         def say(step: str | None = None) -> None:
@@ -86,11 +94,13 @@ def main(folder: str, readings: int, report: str) -> None:
         fold(spark, folder, found)
         say("aggregating")
         aggregate(table, folder, found)
+        say("telling which devices were too warm")
+        tell(spark, folder, found)
         say("auditing the lake against the channels")
         compare(spark, table, folder, found)
         say("writing the report")
         raw = f"{folder}/lake/raw"
-        write_report(spark, f"{folder}/channels", report, title="Penstock demo: four sites", table=raw)
+        write_report(spark, f"{folder}/node/logs", report, title="Penstock demo: four sites, a lab, a mill", table=raw)
         spark.stop()
         found.done = True
         say("done")
@@ -102,7 +112,7 @@ def rows_of(table: str) -> int:
     return 0 if existing is None else sum(existing.get_add_actions().column("num_records").to_pylist())
 
 
-def stream(spark: SparkSession, folder: str, readings: int, found: Found, say: Any) -> None:
+def stream(spark: SparkSession, folder: str, readings: int, found: SparkCounts, say: Any) -> None:
     """Keep the raw table up to date until the writers have ended and it has all."""
     table = f"{folder}/lake/raw"
 
@@ -112,7 +122,7 @@ def stream(spark: SparkSession, folder: str, readings: int, found: Found, say: A
 
     query = lake.ingest(
         spark,
-        f"{folder}/channels",
+        f"{folder}/node/logs",
         table,
         f"{folder}/checkpoint",
         trigger={"processingTime": "500 milliseconds"},
@@ -128,22 +138,23 @@ def stream(spark: SparkSession, folder: str, readings: int, found: Found, say: A
     query.stop()
 
 
-def fold(spark: SparkSession, folder: str, found: Found) -> None:
+def fold(spark: SparkSession, folder: str, found: SparkCounts) -> None:
     """Fold the newest state of every device into a store, one for each channel."""
     os.makedirs(f"{folder}/fold", exist_ok=True)
     found.devices = found.folded = 0
-    for site in SITES:
-        done = fold_into(spark, f"{folder}/channels/{site}", f"{folder}/fold/{site}.snap")
+    for place in PLACES:
+        done = fold_into(spark, f"{folder}/node/logs/{place}", f"{folder}/fold/{place}.snap")
         found.folded += done.records
         found.devices += done.entries
 
 
-def aggregate(table: DataFrame, folder: str, found: Found) -> None:
+def aggregate(table: DataFrame, folder: str, found: SparkCounts) -> None:
     """Count, add up and average what each device sent, into a table of its own."""
     from pyspark.sql import functions as F  # noqa: N812
 
     good, bad = split_errors(decode_json(table.where("op = 0"), FIELDS))
-    per_device = good.groupBy(F.col("key").cast("string").alias("device")).agg(
+    once = good.dropDuplicates(["key", "number"])
+    per_device = once.groupBy(F.col("key").cast("string").alias("device")).agg(
         F.count("*").alias("readings"),
         F.sum("celsius").alias("sum_celsius"),
         F.min("celsius").alias("coldest"),
@@ -155,12 +166,25 @@ def aggregate(table: DataFrame, folder: str, found: Found) -> None:
     total = lake.read(table.sparkSession, f"{folder}/lake/devices").agg(F.sum("readings"), F.sum("sum_celsius"))
     counted, celsius = total.collect()[0]
     found.counted, found.hundredths = counted or 0, int((celsius or 0) * 100)
+    found.readings = good.select("key", "number").distinct().count()
 
 
-def compare(spark: SparkSession, table: DataFrame, folder: str, found: Found) -> None:
-    """Ask the audit whether every record of the channels is in the lake, and how many there are."""
-    places = spark.read.format("penstock").schema("channel string, position long").load(f"{folder}/channels")
-    rows = audit(places, table.select("channel", "position")).collect()
+def tell(spark: SparkSession, folder: str, found: SparkCounts) -> None:
+    """Write an alert for each device that was ever above the limit: a log that a feed of the node publishes."""
+    devices = lake.read(spark, f"{folder}/lake/devices")
+    rows = devices.where(f"warmest > {LIMIT / 100}").select("device", "warmest").collect()
+    records = [encode_envelope(Envelope(row["device"].encode(), str(row["warmest"]).encode())) for row in rows]
+    with contextlib.closing(open_writer(f"{folder}/node/alerts", format="messagelog", content=CONTENT)) as alerts:
+        if records:
+            alerts.append_many(records)
+    found.alerts = len(rows)
+
+
+def compare(spark: SparkSession, table: DataFrame, folder: str, found: SparkCounts) -> None:
+    """Ask the audit whether every record of the channels is in the lake, and tell the ledger of the node."""
+    places = spark.read.format("penstock").schema("channel string, position long").load(f"{folder}/node/logs")
+    rows = [row.asDict() for row in audit(places, table.select("channel", "position")).collect()]
+    note_lake(f"{folder}/node", rows)
     found.lake = sum(row["in_table"] for row in rows)
     found.distinct = found.lake - sum(row["repeated"] for row in rows)
     found.audited = all(row["ok"] and not row["behind"] for row in rows)

@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import tempfile
 import time
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.cli.output import emit_json, fail, stdout
+from penstock.log.options import Start
 from penstock.log.xchannel import Reader, Writer, XChannelLog
 
 __all__ = ["show_ticks"]
@@ -32,10 +33,8 @@ BURST = 500
 LAST = 1
 """The kind of the record that ends the run; every other tick has kind 0."""
 
-Start = Literal["first", "live"]
 
-
-class Report(msgspec.Struct):
+class ProcessReport(msgspec.Struct):
     """What a process says of itself."""
 
     role: str
@@ -60,7 +59,7 @@ def show_ticks(seconds: float, rate: int, *, json: bool) -> None:
     _summary(reports, problems, size, json=json)
 
 
-def _run(folder: str, seconds: float, rate: int, *, quiet: bool) -> dict[str, Report]:
+def _run(folder: str, seconds: float, rate: int, *, quiet: bool) -> dict[str, ProcessReport]:
     """Start the three processes, show what they report, and return their last words."""
     spawn = multiprocessing.get_context("spawn")
     Writer.precreate(os.path.join(folder, "ticks"))
@@ -69,10 +68,10 @@ def _run(folder: str, seconds: float, rate: int, *, quiet: bool) -> dict[str, Re
         Writer.precreate(os.path.join(folder, role))
     processes = {
         "writer": spawn.Process(target=write_ticks, args=(folder, seconds, rate)),
-        "from start": spawn.Process(target=read_ticks, args=(folder, "from start", "first")),
-        "live": spawn.Process(target=read_ticks, args=(folder, "live", "live")),
+        "from start": spawn.Process(target=read_ticks, args=(folder, "from start", "earliest")),
+        "live": spawn.Process(target=read_ticks, args=(folder, "live", "latest")),
     }
-    reports = {role: Report(role) for role in roles}
+    reports = {role: ProcessReport(role) for role in roles}
     tails = {role: Reader.open(os.path.join(folder, role)) for role in roles}
     processes["writer"].start()
     processes["from start"].start()
@@ -84,7 +83,7 @@ def _run(folder: str, seconds: float, rate: int, *, quiet: bool) -> dict[str, Re
                 processes["live"].start()
             for role, tail in tails.items():
                 for record in tail.read_batch():
-                    reports[role] = msgspec.json.decode(record.payload, type=Report)
+                    reports[role] = msgspec.json.decode(record.payload, type=ProcessReport)
             live.update(_table(reports))
             crashed = [role for role, process in processes.items() if process.exitcode]
             if crashed or time.monotonic() > deadline:
@@ -105,7 +104,7 @@ def write_ticks(folder: str, seconds: float, rate: int) -> None:
     """
     rng = np.random.default_rng(7)
     prices = np.array([100.0, 250.0, 40.0, 12.0])
-    report = Report("writer", first=0)
+    report = ProcessReport("writer", first=0)
     ticks = np.zeros(BURST, TICK)
     with (
         Writer.open(os.path.join(folder, "ticks"), roll_bytes=32 << 20) as channel,
@@ -141,7 +140,7 @@ def write_ticks(folder: str, seconds: float, rate: int) -> None:
 
 def read_ticks(folder: str, role: str, start: Start) -> None:
     """Read ticks in batches, check each, and keep the newest price of every symbol."""
-    report = Report(role)
+    report = ProcessReport(role)
     with (
         Reader.open(os.path.join(folder, "ticks"), start) as channel,
         Writer.open(os.path.join(folder, role)) as voice,
@@ -170,7 +169,7 @@ def _alone() -> bool:
     return parent is not None and not parent.is_alive()
 
 
-def _check(report: Report, ticks: np.ndarray[Any, Any]) -> None:
+def _check(report: ProcessReport, ticks: np.ndarray[Any, Any]) -> None:
     """Count ticks that are out of order, missing or torn, and note the newest prices."""
     numbers = ticks["number"]
     if report.first < 0:
@@ -186,12 +185,12 @@ def _check(report: Report, ticks: np.ndarray[Any, Any]) -> None:
             report.prices[symbol] = round(float(ticks["price"][own[-1]]), 4)
 
 
-def _say(voice: Writer, report: Report, begin: float, files: int) -> None:
+def _say(voice: Writer, report: ProcessReport, begin: float, files: int) -> None:
     report.seconds, report.files = time.monotonic() - begin, files
     voice.append(msgspec.json.encode(report))
 
 
-def _table(reports: dict[str, Report]) -> Table:
+def _table(reports: dict[str, ProcessReport]) -> Table:
     table = Table(title="one writer, two readers, one channel", title_style="bold", box=None, pad_edge=False)
     for column in ("process", "ticks", "ticks/s", "file", "bad", *SYMBOLS):
         table.add_column(column, justify="left" if column == "process" else "right", no_wrap=True)
@@ -203,7 +202,7 @@ def _table(reports: dict[str, Report]) -> Table:
     return table
 
 
-def _summary(reports: dict[str, Report], problems: list[str], size: int, *, json: bool) -> None:
+def _summary(reports: dict[str, ProcessReport], problems: list[str], size: int, *, json: bool) -> None:
     """Say whether every seam is exact; exit code 1 if one is not."""
     writer, first, live = reports.values()
     exact = {

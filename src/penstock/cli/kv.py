@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 
-from penstock.cli.output import emit_json, emit_lines, fail
+from penstock.cli.output import JsonOption, emit_bytes, emit_json, emit_lines, fail, json_line
 from penstock.errors import OptionsError
 from penstock.types import VersionToken
 
@@ -18,11 +17,15 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 PlaceArgument = Annotated[
-    str, typer.Argument(metavar="URL_OR_DIR", help="A folder of embedded buckets, or a server: nats://host:port.")
+    str,
+    typer.Argument(
+        metavar="URL_OR_DIR",
+        help="A folder of embedded buckets, or a server: nats://host:port, tls://host:port (with NATS_USER, "
+        "NATS_PASSWORD or NATS_PASSWORD_FILE, NATS_CREDS, NATS_CA, NATS_CERT, NATS_KEY).",
+    ),
 ]
 BucketArgument = Annotated[str, typer.Argument(metavar="BUCKET", help="The name of the bucket.")]
 KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="Letters, digits and -/_=. are allowed.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -33,6 +36,9 @@ def register(app: typer.Typer) -> None:
     group.command(epilog="Example: penstock kv delete buckets routes node.a node.b")(delete)
     group.command(epilog="Example: penstock kv ls buckets routes node. --json")(ls)
     group.command(epilog="Example: penstock kv watch buckets routes node. --from 120 --json")(watch)
+    group.command(epilog="Example: penstock kv buckets nats://localhost:4222 --json")(buckets)
+    group.command(epilog="Example: penstock kv make buckets routes --history 5 --max-bytes -1")(make)
+    group.command(epilog="Example: penstock kv rm buckets routes")(rm)
     app.add_typer(group, name="kv")
 
 
@@ -46,7 +52,7 @@ def get(place: PlaceArgument, bucket: BucketArgument, key: KeyArgument, json: Js
     if json:
         emit_json(row_of(found.key, found.value, found.version.raw))
     else:
-        emit_lines([found.value, b"\n"])
+        emit_bytes(found.value)
 
 
 def put(
@@ -62,16 +68,16 @@ def put(
     """Set a key and print its revision; a missing bucket is made."""
     from penstock.cli.buckets import on_bucket, writer_of
 
-    if sum((create, revision is not None, ttl is not None)) > 1:
-        raise OptionsError("--create, --revision and --ttl exclude each other")
+    if create and revision is not None:
+        raise OptionsError("--create and --revision exclude each other")
     data = sys.stdin.buffer.read() if value == "-" else value.encode("utf-8", "surrogateescape")
 
     async def work(store: KvStore) -> VersionToken:
         writer = writer_of(store)
         if create:
-            return await writer.create(key, data)
+            return await writer.create(key, data, ttl_seconds=ttl)
         if revision is not None:
-            return await writer.update(key, data, VersionToken.of(revision))
+            return await writer.update(key, data, VersionToken.of(revision), ttl_seconds=ttl)
         if ttl is not None:
             return await writer.put_with_ttl(key, data, ttl)
         return await writer.put(key, data)
@@ -115,7 +121,7 @@ def ls(
         found = (
             {"key": row["key"], "revision": revision_of(row["version"]), "bytes": len(row["value"])} for row in rows
         )
-        emit_lines(msgspec.json.encode(row) + b"\n" for row in found)
+        emit_lines(map(json_line, found))
     else:
         emit_lines(f"{row['key']}\n".encode() for row in rows)
 
@@ -137,3 +143,50 @@ def watch(
                 print_updates(await running.next_batch(), json=json)
 
     on_bucket(place, bucket, work)
+
+
+def buckets(place: PlaceArgument, json: JsonOption = False) -> None:
+    """List the buckets of a folder or a server; nothing is made."""
+    from penstock.cli.buckets import on_connection, require_place
+
+    require_place(place)
+    names = on_connection(place, lambda connection: connection.buckets())
+    emit_lines(json_line({"bucket": name}) if json else f"{name}\n".encode() for name in names)
+
+
+def make(
+    place: PlaceArgument,
+    bucket: BucketArgument,
+    history: Annotated[int, typer.Option(help="Revisions kept for each key, 1 to 64.")] = 1,
+    max_age: Annotated[float, typer.Option(help="Seconds a revision is kept; 0 for ever.")] = 0.0,
+    max_bytes: Annotated[int, typer.Option(help="Size of the whole bucket; -1 without limit.")] = 10 << 20,
+    discard: Annotated[str, typer.Option(help="What a full bucket does: refuse the new, or evict the old.")] = "new",
+    storage: Annotated[str, typer.Option(help="On NATS: file or memory.")] = "file",
+    replicas: Annotated[int, typer.Option(help="Copies in a NATS cluster.")] = 1,
+) -> None:
+    """Make a bucket; one that is there is left as it is."""
+    from penstock.cli.buckets import on_connection
+    from penstock.kv import StoreConfig
+
+    config = StoreConfig(
+        name=bucket,
+        history=history,
+        max_age_seconds=max_age,
+        max_bytes=max_bytes,
+        discard=discard,  # type: ignore[arg-type]  # it checks
+        storage=storage,  # type: ignore[arg-type]
+        replicas=replicas,
+    )
+    on_connection(place, lambda connection: connection.store_with_config(config))
+
+
+def rm(place: PlaceArgument, bucket: BucketArgument) -> None:
+    """Remove a bucket with its keys and its history.
+
+    Exit code 1 if it is not there.
+    """
+    from penstock.cli.buckets import on_connection
+    from penstock.kv.nats.options import without_secrets
+
+    if not on_connection(place, lambda connection: connection.delete(bucket)):
+        fail(f"{without_secrets(place)}: there is no bucket {bucket!r} here")

@@ -7,26 +7,47 @@ Spark, and ``penstock --help`` waits for nothing.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from typing import Annotated
 
 import typer
 
-from penstock.cli import bench, channels, demo, kv, logs, pipeline, pipeline_run, queue, state
-from penstock.cli.output import PROBLEM, WRONG_USE, say_problem
+from penstock.cli import (
+    artifact,
+    bench,
+    channels,
+    demo,
+    groups,
+    keep,
+    kv,
+    ledger,
+    logs,
+    mqtt,
+    pipeline,
+    pipeline_run,
+    queue,
+    serve,
+    ship,
+    state,
+    write,
+)
+from penstock.cli.output import PROBLEM, WRONG_USE, plain_handler, say_problem
 from penstock.errors import OptionsError, PenstockError
 
 __all__ = ["app", "main"]
 
-EXTRAS = {"pyspark": "spark", "pyarrow": "spark", "deltalake": "spark", "pandas": "connect", "grpc": "connect"}
+EXTRAS = {"pyspark": "spark", "pyarrow": "spark", "deltalake": "spark", "pandas": "connect", "grpc": "connect",
+    "prometheus_client": "serve", "tomli_w": "serve", "uvloop": "serve", "websockets": "serve", "argon2": "serve",
+}  # fmt: skip
 """Packages that only commands on Spark need, and the extra that brings each; the floors below speak for themselves."""
 
 app = typer.Typer(
     name="penstock",
     no_args_is_help=True,
     rich_markup_mode=None,  # plain help: it takes [default: …] for what it is, and does not load rich for markdown
-    context_settings={"max_content_width": 120},
+    context_settings={"max_content_width": 120, "help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     help="Durable channels on disk, carried to whatever turns them into work.",
     epilog="Example: penstock cat ticks --json | head",
@@ -44,13 +65,33 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _common(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
+        bool,
+        typer.Option("--version", "-V", callback=_print_version, is_eager=True, help="Print the version."),
     ] = False,
 ) -> None:
     pass
 
 
-for _module in (logs, queue, kv, state, channels, pipeline, pipeline_run, bench, demo):
+MODULES = (
+    logs,
+    write,
+    queue,
+    groups,
+    kv,
+    state,
+    channels,
+    artifact,
+    ship,
+    mqtt,
+    serve,
+    ledger,
+    keep,
+    pipeline,
+    pipeline_run,
+    bench,
+    demo,
+)
+for _module in MODULES:
     _module.register(app)
 
 
@@ -61,6 +102,10 @@ def main() -> None:
         sys.exit(PROBLEM)
     if sys.stdin is None:
         sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 - as long as the process
+    damage = logging.getLogger("penstock.log.damage")  # commands say it themselves, once
+    damage.addHandler(logging.NullHandler())
+    damage.propagate = False
+    logging.lastResort = plain_handler()  # where nobody set up logging: warnings name files, and names are data
     try:
         app(prog_name="penstock")
     except KeyboardInterrupt:

@@ -5,10 +5,12 @@ Every command loads this module before it knows what it will do, so nothing here
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import msgspec
 import typer
@@ -18,22 +20,89 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 __all__ = [
+    "JsonOption",
     "counted",
+    "emit_bytes",
     "emit_json",
     "emit_lines",
     "fail",
+    "json_line",
+    "plain_handler",
     "print_facts",
     "progress_bar",
+    "say_plain",
     "say_problem",
     "stderr",
     "stdout",
+    "visible",
 ]
+
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
 
 WIDE = 1000
 """Columns where there is no terminal: no cell of a table is cut for a file or a pipe."""
 
 PROBLEM = 1
 WRONG_USE = 2
+
+
+UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""What a terminal would act upon instead of showing it: control characters, C1, and those that turn the direction."""
+UNSAFE_JSON = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+
+def visible(text: str | bytes) -> str:
+    r"""Return text for a terminal: what it would act upon is escaped.
+
+    >>> visible("two\nlines \x1b[2J\u202e"), visible(b"\xff\x9b")
+    ('two\\nlines \\x1b[2J\\u202e', '\\xff\\x9b')
+    """
+    if isinstance(text, bytes):
+        text = text.decode("utf-8", "backslashreplace")
+    return UNSAFE.sub(_escaped, text)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    character = found[0]
+    code = ord(character)
+    return NAMED.get(character) or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}")
+
+
+class PlainFormatter(logging.Formatter):
+    r"""Formats log records for a terminal: what it would act upon is escaped, line by line.
+
+    >>> PlainFormatter().format(logging.makeLogRecord({"msg": "jobs\x1b[2J: cut"}))
+    'jobs\\x1b[2J: cut'
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return a record as text."""
+        return "\n".join(map(visible, super().format(record).splitlines()))
+
+
+def plain_handler() -> logging.Handler:
+    """Return a handler that writes warnings to stderr, escaped.
+
+    >>> plain_handler().level == logging.WARNING
+    True
+    """
+    handler = logging.StreamHandler()
+    handler.setLevel(logging.WARNING)
+    handler.setFormatter(PlainFormatter())
+    return handler
+
+
+def json_line(value: Any) -> bytes:
+    r"""Return a value as one line of JSON in which no character can turn a terminal upside down.
+
+    >>> json_line({"key": "a\u202eb\x9b"})
+    b'{"key":"a\\u202eb\\u009b"}\n'
+    """
+    encoded = msgspec.json.encode(value)
+    if not encoded.isascii() or b"\x7f" in encoded:
+        encoded = UNSAFE_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", encoded.decode()).encode()
+    return encoded + b"\n"
 
 
 class Plain(Console):
@@ -55,13 +124,30 @@ stderr = Plain(stderr=True)
 
 def emit_json(value: Any) -> None:
     """Print one object as one line of JSON."""
-    emit_lines([msgspec.json.encode(value), b"\n"])
+    emit_lines([json_line(value)])
+
+
+def emit_bytes(data: bytes) -> None:
+    """Print bytes as they are, and nothing else; on a terminal as a line that shows them."""
+    if sys.stdout.isatty():
+        emit_lines([data + b"\n"])
+    else:
+        _write(data)
 
 
 def emit_lines(lines: Iterable[bytes]) -> None:
-    """Print many lines with one write; leave quietly when whoever reads them has left."""
+    """Print many lines with one write; leave quietly when whoever reads them has left.
+
+    On a terminal, what it would act upon is escaped, newlines inside of a line too.
+    """
+    if sys.stdout.isatty():
+        lines = (visible(line.removesuffix(b"\n")).encode() + b"\n" for line in lines)
+    _write(b"".join(lines))
+
+
+def _write(data: bytes) -> None:
     try:
-        sys.stdout.buffer.write(b"".join(lines))
+        sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
     except BrokenPipeError:
         _leave_quietly()
@@ -85,8 +171,11 @@ def counted(number: int, one: str, many: str | None = None) -> str:
 def print_facts(facts: Mapping[str, str]) -> None:
     """Print names and values in two columns; a value may have many lines."""
     width = max(map(len, facts), default=0) + 2
-    below = "\n" + " " * width
-    emit_lines(f"{name:{width}}{value.replace(chr(10), below)}\n".encode() for name, value in facts.items())
+    emit_lines(
+        f"{name if place == 0 else '':{width}}{line}\n".encode("utf-8", "backslashreplace")
+        for name, value in facts.items()
+        for place, line in enumerate(value.split("\n"))
+    )
 
 
 def fail(message: str, code: int = PROBLEM) -> NoReturn:
@@ -101,7 +190,12 @@ def say_problem(problem: str | BaseException) -> None:
         places = [str(place) for place in (problem.filename, problem.filename2) if place is not None]
         problem = ": ".join([" -> ".join(places), problem.strerror] if places else [problem.strerror])
     stderr.print("penstock: ", style="bold red", end="")
-    stderr.print(str(problem) or type(problem).__name__, soft_wrap=True)
+    say_plain(str(problem) or type(problem).__name__)
+
+
+def say_plain(text: str) -> None:
+    """Print one line on stderr, with what a terminal would act upon escaped."""
+    stderr.print(visible(text), soft_wrap=True)
 
 
 def progress_bar(what: str, unit: str = "", *, printing: bool = False) -> Progress:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
-from penstock.cli.output import PROBLEM, counted, emit_json, progress_bar, stderr
+from penstock.cli.output import PROBLEM, JsonOption, counted, emit_json, progress_bar, stderr
+from penstock.cli.sparksource import ChannelNames, Cursor, Option, Start, Ui, source_options
 from penstock.cli.sparkwork import Cores, Master, Memory, named, on_spark, print_rows, say
 from penstock.errors import OptionsError
 
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 Channels = Annotated[
-    str, typer.Argument(metavar="CHANNELS", help="A channel, or a folder of channels.", callback=named)
+    str,
+    typer.Argument(
+        metavar="CHANNELS", help="A channel, a folder of channels, or shipped logs: s3://bucket/fleet.", callback=named
+    ),
 ]
 Source = Annotated[str, typer.Argument(metavar="SOURCE", help="Channels, or a table of the lake.", callback=named)]
 TableFolder = Annotated[str, typer.Argument(metavar="TABLE", help="The folder of a table of the lake.", callback=named)]
@@ -27,10 +30,12 @@ Checkpoint = Annotated[
     str | None,
     typer.Option(help="Where Spark keeps how far it has come. [default: TABLE/_checkpoint]", callback=named),
 ]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
 MaxRecords = Annotated[int | None, typer.Option(min=1, help="Records in a batch.")]
 Every = Annotated[float | None, typer.Option(min=0.1, help="Go on for ever, a batch every so many seconds.")]
 Loss = Annotated[bool, typer.Option("--allow-data-loss", help="Go on, and count, where retention was faster.")]
+PartitionBy = Annotated[
+    str | None, typer.Option(help="Folders of a table that is made, with commas: date, channel, node.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -41,7 +46,7 @@ def register(app: typer.Typer) -> None:
         (decode, "penstock pipeline decode data/channels lake/typed --schema 'device string, celsius double'"),
         (aggregate, "penstock pipeline aggregate lake/raw lake/hourly --every '1 hour'"),
         (fold, "penstock pipeline fold data/channels/devices --store data/devices.snap"),
-        (audit, "penstock pipeline audit data/channels lake/raw --json"),
+        (audit, "penstock pipeline audit s3://bucket/fleet s3://bucket/lake/raw --edge data/channels --json"),
         (replay, "penstock pipeline replay lake/raw data/again --app again"),
         (compact, "penstock pipeline compact lake/raw"),
         (report, "penstock pipeline report data/channels report.html"),
@@ -57,26 +62,56 @@ def ingest(
     max_records: MaxRecords = None,
     every: Every = None,
     allow_data_loss: Loss = False,
+    option: Option = None,
+    start: Start = None,
+    only: ChannelNames = None,
+    cursor: Cursor = None,
+    partition_by: PartitionBy = None,
+    node: Annotated[str | None, typer.Option(help="Whose channels these are. [default: this machine]")] = None,
+    compact_every: Annotated[
+        int | None, typer.Option(min=1, help="Join small files of the table after so many batches.")
+    ] = None,
+    ui: Ui = False,
     master: Master = None,
     cores: Cores = None,
     memory: Memory = "2g",
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Copy channels into a table of the lake, each record once.
 
-    Run it again to go on.
+    Run it again to go on.  A table on an object store needs no checkpoint: it says itself how far it has come.
     """
+    from penstock.spark.lake import Compaction
     from penstock.spark.pipelines.ingest import ingest as run
-    from penstock.spark.pipelines.run import checkpoint_of
+    from penstock.spark.pipelines.run import checkpoint_of, same_place
+    from penstock.spark.source.options import is_remote
+    from penstock.spark.source.partition import check_partitions
 
-    with on_spark("ingesting", master, cores, memory, reads=[channels]) as (spark, shown):
+    given = source_options(option, start=start, channels=only, cursor=cursor, max_records=max_records)
+    by = check_partitions([name.strip() for name in (partition_by or "").split(",") if name.strip()])
+    if same_place(channels, table):
+        raise OptionsError(f"{table}: these are the channels, the table must be elsewhere")
+    if checkpoint is None and is_remote(table):
+        if partition_by or compact_every:
+            raise OptionsError("--partition-by and --compact-every are for tables of a file system")
+        with on_spark("ingesting", master, cores, memory, reads=[channels], ui=ui) as (spark, _):
+            while True:
+                summary = run(spark, channels, table, None, options=_options(given, allow_data_loss))
+                say(summary, json, f"{counted(summary.rows, 'record')} into {table}")
+                if every is None:
+                    return
+                time.sleep(every)
+    with on_spark("ingesting", master, cores, memory, reads=[channels], ui=ui) as (spark, shown):
         summary = run(
             spark,
             channels,
             table,
             checkpoint or checkpoint_of(table),
             trigger=_trigger(every),
-            options=_options(max_records, allow_data_loss),
+            options=_options(given, allow_data_loss),
+            partition_by=by,
+            node=node,
+            compaction=None if compact_every is None else Compaction(every=compact_every),
             on_progress=shown,
         )
     say(summary, json, f"{counted(summary.rows, 'record')} into {table}")
@@ -91,13 +126,21 @@ def decode(
         str | None, typer.Option(help="The table of bad payloads. [default: TABLE-errors]", callback=named)
     ] = None,
     checkpoint: Checkpoint = None,
+    rescue: Annotated[
+        str | None, typer.Option(help="A column for JSON fields that the schema does not name.", callback=named)
+    ] = None,
     max_records: MaxRecords = None,
     every: Every = None,
     allow_data_loss: Loss = False,
+    option: Option = None,
+    start: Start = None,
+    only: ChannelNames = None,
+    cursor: Cursor = None,
+    ui: Ui = False,
     master: Master = None,
     cores: Cores = None,
     memory: Memory = "2g",
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Decode payloads into a table.
 
@@ -108,7 +151,8 @@ def decode(
 
     if content == "json" and schema is None:
         raise OptionsError("JSON needs --schema, such as 'device string, celsius double'")
-    with on_spark("decoding", master, cores, memory, reads=[source]) as (spark, shown):
+    given = source_options(option, start=start, channels=only, cursor=cursor, max_records=max_records)
+    with on_spark("decoding", master, cores, memory, reads=[source], ui=ui) as (spark, shown):
         summary = run(
             spark,
             source,
@@ -118,10 +162,14 @@ def decode(
             content=content,
             schema=schema,
             trigger=_trigger(every),
-            options=_options(max_records, allow_data_loss),
+            rescue=rescue,
+            options=_options(given, allow_data_loss),
             on_progress=shown,
         )
     say(summary, json, f"{counted(summary.rows - summary.bad, 'record')} decoded into {table}")
+    if summary.drift and not json:
+        told = ", ".join(f"{name} ({count:,})" for name, count in sorted(summary.drift.items()))
+        stderr.print(f"fields that the schema does not name, kept in {rescue}: {told}", soft_wrap=True)
 
 
 def aggregate(
@@ -138,27 +186,35 @@ def aggregate(
     ] = None,
     checkpoint: Checkpoint = None,
     max_records: MaxRecords = None,
+    allow_data_loss: Loss = False,
+    option: Option = None,
+    start: Start = None,
+    only: ChannelNames = None,
+    cursor: Cursor = None,
+    ui: Ui = False,
     master: Master = None,
     cores: Cores = None,
     memory: Memory = "2g",
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Count records and bytes by time and key.
 
     All there are, or with a watermark as they come.
     """
-    from penstock.spark.pipelines.aggregate import aggregate as aggregated
-    from penstock.spark.pipelines.aggregate import aggregate_stream, duration_micros
+    from penstock.spark.pipelines.aggregate import aggregate as aggregated, aggregate_stream, duration_micros
     from penstock.spark.pipelines.run import checkpoint_of, load, replace
 
+    given = source_options(option, start=start, channels=only, cursor=cursor, max_records=max_records)
     keys = [name.strip() for name in by.split(",") if name.strip()]
     if every != "all":
         duration_micros(every)
     if watermark is None:
         if checkpoint is not None or max_records is not None:
             raise OptionsError("--checkpoint and --max-records are for a stream: give --watermark with them")
-        with on_spark("aggregating", master, cores, memory, reads=[source]) as (spark, _):
-            frame = aggregated(load(spark, source), every=None if every == "all" else every, by=keys)
+        if allow_data_loss:
+            given["failOnDataLoss"] = "false"
+        with on_spark("aggregating", master, cores, memory, reads=[source], ui=ui) as (spark, _):
+            frame = aggregated(load(spark, source, given), every=None if every == "all" else every, by=keys)
             if table is None:
                 print_rows(frame, json=json)
             else:
@@ -167,7 +223,7 @@ def aggregate(
     if table is None or every == "all":
         raise OptionsError("a stream of windows needs a TABLE and a length of time")
     duration_micros(watermark, "watermark")
-    with on_spark("aggregating", master, cores, memory, reads=[source]) as (spark, shown):
+    with on_spark("aggregating", master, cores, memory, reads=[source], ui=ui) as (spark, shown):
         summary = aggregate_stream(
             spark,
             source,
@@ -176,10 +232,11 @@ def aggregate(
             every=every,
             by=keys,
             watermark=watermark,
-            options=_options(max_records, allow_data_loss=False),
+            options=_options(given, allow_data_loss),
             on_progress=shown,
         )
-    say(summary, json, f"{counted(summary.rows, 'record')} counted into {table}")
+    read = counted(summary.read, "record")
+    say(summary, json, f"{counted(summary.rows, 'row')} of closed windows into {table}, {read} read")
 
 
 def fold(
@@ -195,14 +252,13 @@ def fold(
     master: Master = None,
     cores: Cores = None,
     memory: Memory = "2g",
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Keep the latest value of each key in a store or a table.
 
     Deletes and expiry are followed.
     """
-    from penstock.spark.pipelines.fold import fold as folded
-    from penstock.spark.pipelines.fold import fold_into
+    from penstock.spark.pipelines.fold import fold as folded, fold_into
     from penstock.spark.pipelines.run import load, replace
 
     if (store is None) == (table is None):
@@ -234,20 +290,35 @@ def audit(
     store: Annotated[
         str | None, typer.Option(help="A store folded from CHANNELS, one log of envelopes: its fold is computed again.")
     ] = None,
+    edge: Annotated[
+        str | None, typer.Option(help="Of shipped CHANNELS: the logs on this machine, compared with what was shipped.")
+    ] = None,
+    ledger: Annotated[
+        str | None, typer.Option(help="The data directory of a node: note there what TABLE has.", metavar="DATA")
+    ] = None,
     master: Master = None,
     cores: Cores = None,
     memory: Memory = "2g",
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Check logs, and a table or a fold made from them.
 
-    Everything is read again; the exit code is 1 if something is wrong.
+    Everything is read again; the exit code is 1 if something is wrong.  Shipped logs are compared with the table, and
+    with the logs of an edge node, segment by segment: the first position that differs is named.
     """
     from penstock.spark import lake
-    from penstock.spark.pipelines.audit import audit as compared
-    from penstock.spark.pipelines.audit import audit_fold, audit_logs, beginnings
+    from penstock.spark.pipelines.audit import audit as compared, audit_fold, audit_logs, beginnings
     from penstock.spark.pipelines.run import require_channels
+    from penstock.spark.source.options import is_remote
+    from penstock.spark.source.shipped import holds_shipped
 
+    if ledger is not None and (table is None or is_remote(channels) or edge is not None):
+        raise OptionsError("--ledger notes what a TABLE has of the logs of this machine")
+    if is_remote(channels) or edge is not None or holds_shipped(channels):
+        if store is not None:
+            raise OptionsError("--store is for logs of this machine: see penstock artifact build for shipped ones")
+        _audit_shipped(channels, table, edge, (master, cores, memory), json=json)
+        return
     made = [path for path in (table, store) if path is not None]
     with on_spark("auditing", master, cores, memory, reads=[channels, *made]) as (spark, _):
         require_channels(channels)
@@ -258,10 +329,46 @@ def audit(
         rows = print_rows([{**msgspec.structs.asdict(item), "ok": item.ok} for item in logs], json=json, check="log")
         if held is not None:
             source = spark.read.format("penstock").load(channels)
-            rows += print_rows(compared(source, held, beginnings(channels)), json=json, check="table")
+            compared_rows = print_rows(compared(source, held, beginnings(channels)), json=json, check="table")
+            rows += compared_rows
+            if ledger is not None:
+                from penstock.node.ledger.reckon import note_lake
+
+                note_lake(ledger, compared_rows)
         if store is not None:
             found = audit_fold(spark, channels, store)
             rows += print_rows([{**msgspec.structs.asdict(found), "ok": found.ok}], json=json, check="fold")
+    if not all(row["ok"] for row in rows):
+        raise typer.Exit(PROBLEM)
+
+
+def _audit_shipped(
+    channels: str,
+    table: str | None,
+    edge: str | None,
+    where: tuple[str | None, int | None, str],
+    *,
+    json: bool,
+) -> None:
+    from penstock.spark.pipelines.audit import audit_logs
+    from penstock.spark.pipelines.loop import audit_loop, by_log
+
+    with on_spark("auditing", *where, reads=[path for path in (channels, table, edge) if path is not None]) as (
+        spark,
+        _,
+    ):
+        logs = audit_logs(spark, channels)
+        if not logs:
+            raise OptionsError(f"{channels}: nothing was shipped here")
+        rows = print_rows([{**msgspec.structs.asdict(item), "ok": item.ok} for item in logs], json=json, check="log")
+        if table is not None or edge is not None:
+            spans = audit_loop(spark, channels, edge=edge, table=table)
+            bad = [item for item in spans if not item.ok]
+            found = [{**msgspec.structs.asdict(item), "ok": item.ok} for item in by_log(spans)]
+            rows += print_rows(found, json=json, check="stage")
+            if bad:
+                found = [{**msgspec.structs.asdict(item), "ok": item.ok} for item in bad]
+                rows += print_rows(found, json=json, check="span")
     if not all(row["ok"] for row in rows):
         raise typer.Exit(PROBLEM)
 
@@ -277,7 +384,7 @@ def replay(
     master: Master = None,
     cores: Cores = None,
     memory: Memory = "2g",
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Append records of a table or of channels to a log again.
 
@@ -287,16 +394,14 @@ def replay(
     from penstock.spark.pipelines.run import load
 
     with on_spark("replaying", master, cores, memory, reads=[source]) as (spark, _):
-        frame = load(spark, source)
-        before = _end_of(log)
-        run(frame if where is None else _only(frame, where), log, app=app, content=content)
-    after = _end_of(log)
+        frame = load(spark, source, where=where)
+        appended = run(frame if where is None else _only(frame, where), log, app=app, content=content)
     if json:
-        emit_json({"log": log, "app": app, "appended": after != before})
-    elif after == before and after is not None:
+        emit_json({"log": log, "app": app, "appended": appended})
+    elif not appended:
         stderr.print(f"nothing to append to {log}: no row, or {app} has been there", soft_wrap=True)
     else:
-        stderr.print(f"replayed into {log}", soft_wrap=True)
+        stderr.print(f"{counted(appended, 'record')} replayed into {log}", soft_wrap=True)
 
 
 def compact(
@@ -306,16 +411,25 @@ def compact(
         float | None, typer.Option(min=0, help="Delete rows that are older than so many days.")
     ] = None,
     vacuum_hours: Annotated[
-        int | None, typer.Option(min=0, help="Remove files that no version of the last hours needs.")
+        int | None, typer.Option(min=0, help="Remove files that no version of the last hours needs, at least 168.")
     ] = None,
-    json: Json = False,
+    vacuum_anyway: Annotated[
+        bool, typer.Option("--vacuum-anyway", help="Vacuum younger files too: nothing reads or writes the table now.")
+    ] = False,
+    json: JsonOption = False,
 ) -> None:
     """Join the small files of a table; delete what is too old."""
     from penstock.spark.pipelines.compact import compact as run
 
     with progress_bar("compacting") as bar:
         bar.add_task("", total=None)
-        done = run(table, target_bytes=target_mb << 20, keep_days=keep_days, vacuum_hours=vacuum_hours)
+        done = run(
+            table,
+            target_bytes=target_mb << 20,
+            keep_days=keep_days,
+            vacuum_hours=vacuum_hours,
+            vacuum_anyway=vacuum_anyway,
+        )
     if json:
         emit_json(done)
     else:
@@ -341,14 +455,13 @@ def report(
     master: Master = None,
     cores: Cores = None,
     memory: Memory = "2g",
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Say of each channel how much it holds, from when to when.
 
     As a page also rates, sizes, lag, gaps and keys.
     """
-    from penstock.spark.pipelines.report import report as told
-    from penstock.spark.pipelines.report import write_report
+    from penstock.spark.pipelines.report import report as told, write_report
     from penstock.spark.pipelines.run import load
 
     if page is None and (table is not None or check or title is not None):
@@ -383,21 +496,9 @@ def _only(frame: DataFrame, where: str) -> DataFrame:
         raise OptionsError(f"--where {where!r}: {error_of(str(exc))}") from None
 
 
-def _end_of(path: str) -> int | None:
-    """Return where a log ends; None if it is not there."""
-    from penstock.log import open_log
-    from penstock.spark.options import local_path
-
-    if not os.path.exists(local_path(path)):
-        return None
-    with open_log(local_path(path)) as log:
-        return int(log.next_position)
-
-
 def _trigger(every: float | None) -> dict[str, Any]:
     return {"availableNow": True} if every is None else {"processingTime": f"{every} seconds"}
 
 
-def _options(max_records: int | None, allow_data_loss: bool) -> dict[str, Any]:
-    options: dict[str, Any] = {"failOnDataLoss": str(not allow_data_loss).lower()}
-    return options if max_records is None else {**options, "maxRecordsPerTrigger": max_records}
+def _options(given: dict[str, Any], allow_data_loss: bool) -> dict[str, Any]:
+    return {**given, "failOnDataLoss": "false"} if allow_data_loss else given

@@ -10,6 +10,7 @@ import msgspec
 import typer
 
 from penstock.cli.output import counted, emit_json, progress_bar, stderr
+from penstock.cli.sparksource import ChannelNames, Cursor, Option, Start, Ui, pairs, source_options
 from penstock.cli.sparkwork import Master, Memory, named, on_spark, print_rows, say
 from penstock.errors import OptionsError, PenstockError
 
@@ -57,9 +58,10 @@ def run(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A parameter of the function.")
     ] = None,
-    options: Annotated[
-        list[str] | None, typer.Option("--option", metavar="NAME=VALUE", help="An option of the source.")
-    ] = None,
+    option: Option = None,
+    start: Start = None,
+    only: ChannelNames = None,
+    cursor: Cursor = None,
     config: Annotated[
         list[str] | None, typer.Option("--config", metavar="NAME=VALUE", help="A setting of Spark.")
     ] = None,
@@ -76,6 +78,7 @@ def run(
     every: Annotated[
         float | None, typer.Option(min=0.1, help="A stream goes on for ever, a batch every so many seconds.")
     ] = None,
+    ui: Ui = False,
     memory: Memory = "2g",
     json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
@@ -83,8 +86,7 @@ def run(
 
     Yours as module:function, or one of penstock's pipelines.
     """
-    from penstock.spark.pipelines.own import Job, find_function
-    from penstock.spark.pipelines.own import run as run_function
+    from penstock.spark.pipelines.own import PipelineJob, find_function, run as run_function
     from penstock.spark.pipelines.run import checkpoint_of
 
     for file in py_files or []:
@@ -97,31 +99,21 @@ def run(
     if not stream:
         taken = inspect.signature(found).parameters
         given = (("--every", "trigger", every), ("--checkpoint", "checkpoint", checkpoint))
-        for option, parameter, value in given:
+        for name, parameter, value in given:
             if value is not None and parameter not in taken:
-                raise OptionsError(f"{option} is for a stream: give --stream with it")
-    job = Job(
+                raise OptionsError(f"{name} is for a stream: give --stream with it")
+    job = PipelineJob(
         source=source,
         table=table,
         checkpoint=checkpoint or (None if table is None else checkpoint_of(table)),
         stream=stream,
-        options=_pairs(options),
+        options=source_options(option, start=start, channels=only, cursor=cursor),
         trigger={"availableNow": True} if every is None else {"processingTime": f"{every} seconds"},
-        settings=_pairs(settings),
+        settings=pairs(settings),
     )
-    with on_spark("running", master, None, memory, _pairs(config), reads=[source]) as (spark, shown):
+    with on_spark("running", master, None, memory, pairs(config), reads=[source], ui=ui) as (spark, shown):
         _send(spark, py_files or [])
         _show(run_function(spark, found, job, shown), table, json=json)
-
-
-def _pairs(words: list[str] | None) -> dict[str, str]:
-    pairs = {}
-    for word in words or []:
-        name, sign, value = word.partition("=")
-        if not sign or not name:
-            raise OptionsError(f"{word!r}: write it as name=value")
-        pairs[name] = value
-    return pairs
 
 
 def _send(spark: SparkSession, files: list[str]) -> None:

@@ -7,35 +7,74 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-import msgspec
+import typer
 
 from penstock.batch import Batch, payload_text
-from penstock.cli.output import emit_lines, progress_bar
-from penstock.errors import ExpiredError
-from penstock.log.envelope import CONTENT, open_envelopes
-from penstock.log.face import LogReader
+from penstock.cli.between import TimesBetween
+from penstock.cli.output import PROBLEM, emit_lines, json_line, progress_bar, say_plain
+from penstock.disk import is_url, read_disk_for
+from penstock.errors import CorruptionError, ExpiredError
+from penstock.log.detect import open_log
+from penstock.log.envelope import CONTENT, decode_headers, open_envelopes
+from penstock.log.face import LogReader, OnDamage
 from penstock.log.options import DEFAULT_LIMIT
 
 if TYPE_CHECKING:
     from penstock.log.messagelog import MessageLogReader
 
-__all__ = ["batches_in", "content_of", "open_batch", "print_rows", "readable", "rows_in", "rows_of"]
+__all__ = [
+    "batches_in",
+    "finish",
+    "open_any_log",
+    "open_batch",
+    "print_rows",
+    "readable",
+    "rows_in",
+    "rows_of",
+    "start_of_newest",
+]
 
 Row = dict[str, Any]
 
 EVERYTHING = 1 << 64
 
 
-def rows_in(log: LogReader, start: int | None, limit: int | None) -> Iterator[Iterable[Row]]:
-    """Yield the rows of a log from ``start`` on, or from its first record, many at a time."""
-    if log.format == "messagelog" and content_of(log) != CONTENT:
+def open_any_log(path: str, *, format: str | None = None, on_damage: OnDamage | None = None) -> LogReader:
+    """Open a log of this machine, one on an object store, or one that was shipped there."""
+    if is_url(path) or read_disk_for(path).stat(path) is None:
+        from penstock.ship.remote import is_shipped, open_shipped
+
+        if format is None and is_shipped(path):
+            return open_shipped(path, on_damage=on_damage)
+    return open_log(path, format=format, on_damage=on_damage)
+
+
+def start_of_newest(log: LogReader, count: int) -> int:
+    """Return a position in front of the newest records; of a shipped log what is before is not fetched for them."""
+    known: Any = getattr(log, "start_of_newest", None)
+    return log.first_position if known is None else int(known(count))
+
+
+def rows_in(log: LogReader, between: TimesBetween, limit: int | None) -> Iterator[Iterable[Row]]:
+    """Yield the rows of a log that are asked for, ``limit`` at the most, many at a time."""
+    start, bounded = between.start.position, between.by_time or between.end.position is not None
+    if log.format == "messagelog" and log.content != CONTENT and not bounded:
         from penstock.log.messagelog import MessageLogReader
 
-        assert isinstance(log, MessageLogReader)
-        yield from _entries_in(log, start, limit)
-        return
-    for batch in batches_in(log, log.first_position if start is None else start, limit, printing=True):
-        yield rows_of(batch)
+        if isinstance(log, MessageLogReader):  # a shipped one has no numbers above 2^63
+            yield from _entries_in(log, start, limit)
+            return
+    left = limit
+    first = log.first_position if start is None else start
+    for batch in batches_in(log, first, None if bounded else limit, printing=True):
+        kept = between.keep(batch, log.path) if bounded else batch
+        if left is not None:
+            kept = kept[:left]
+            left -= len(kept)
+        yield rows_of(kept)
+        beyond = between.end.position is not None and batch.next_position >= between.end.position
+        if beyond or left == 0:
+            return
 
 
 def batches_in(log: LogReader, position: int, limit: int | None = None, *, printing: bool = False) -> Iterator[Batch]:
@@ -55,14 +94,26 @@ def batches_in(log: LogReader, position: int, limit: int | None = None, *, print
             bar.update(task, completed=position - first)
 
 
+def finish(log: LogReader) -> None:
+    """Say what was missing in what was read; exit code 1 if something was."""
+    from penstock.log.ends import lost_at_end
+
+    problems = log.damage
+    ended = lost_at_end(log)
+    if ended is not None:
+        problems = [*problems, ended]
+    for problem in problems:
+        say_plain(str(problem))
+    more = log.damage_count - len(log.damage)
+    if more:
+        say_plain(f"{log.path}: {more:,} more damaged places")
+    if problems:
+        raise typer.Exit(PROBLEM)
+
+
 def open_batch(log: LogReader, batch: Batch) -> Batch:
     """Return a batch of a log with its envelopes opened, where it has some."""
-    return open_envelopes(batch, log.path) if content_of(log) == CONTENT else batch
-
-
-def content_of(log: LogReader) -> str:
-    """Return what the records of a log are: ``raw``, or envelopes."""
-    return getattr(log, "content", "raw")
+    return open_envelopes(batch, log.path) if log.content == CONTENT else batch
 
 
 def _entries_in(log: MessageLogReader, start: int | None, limit: int | None) -> Iterator[list[Row]]:
@@ -94,8 +145,27 @@ def rows_of(batch: Batch) -> Iterator[Row]:
         payload = row.pop("payload")
         ready: Row = {}
         for name, value in row.items():
-            ready |= readable(name, value) if isinstance(value, bytes) else {name: value}
+            if name == "headers" and isinstance(value, bytes):
+                ready |= readable_headers(value)
+            else:
+                ready |= readable(name, value) if isinstance(value, bytes) else {name: value}
         yield ready | readable("payload", payload)
+
+
+def readable_headers(value: bytes) -> Row:
+    """Return the headers of an envelope for JSON, by name; bytes that are none as any other column.
+
+    >>> readable_headers(bytes.fromhex("0300716f7301000000310200696401000000ff"))
+    {'headers': {'qos': '1', 'id_base64': '/w=='}}
+    """
+    try:
+        headers = decode_headers(memoryview(value))
+    except CorruptionError:
+        return readable("headers", value)
+    found: dict[str, str] = {}
+    for name, each in headers.items():
+        found |= readable(name, each)
+    return {"headers": found}
 
 
 def readable(name: str, value: bytes) -> dict[str, str]:
@@ -111,8 +181,7 @@ def readable(name: str, value: bytes) -> dict[str, str]:
 def print_rows(rows: Iterable[Row], *, json: bool) -> None:
     """Print rows, a line each."""
     if json:
-        encode = msgspec.json.Encoder().encode
-        emit_lines(encode(row) + b"\n" for row in rows)
+        emit_lines(map(json_line, rows))
     else:
         emit_lines(_line(row).encode() for row in rows)
 

@@ -18,7 +18,7 @@ import msgspec
 import typer
 
 from penstock.cli.output import counted, emit_json, progress_bar, stderr, stdout
-from penstock.errors import OptionsError, PenstockError
+from penstock.errors import NotFoundError, OptionsError, PenstockError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -35,6 +35,7 @@ Master = Annotated[
 Memory = Annotated[str, typer.Option(help="Memory of the driver.")]
 
 TERMINATED: Final = 128 + signal.SIGTERM
+ENDED: Final = "ended by SIGTERM; what was done is done, and the next run goes on"
 END_SECONDS: Final = 20
 """How long Java may take to end when it is told to."""
 NOISE: Final = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
@@ -61,22 +62,27 @@ def on_spark(
     config: Mapping[str, Any] | None = None,
     *,
     reads: Sequence[str] = (),
+    ui: bool = False,
 ) -> Iterator[tuple[SparkSession, Callable[[Progress], None]]]:
     """Start Spark, or take the session there is; show the tasks it does, and positions once a stream tells them.
 
     However the block ends, by an error, Ctrl-C or SIGTERM too, the Java that was started for it has ended after it.
-    ``reads`` are paths that must be there: that they are not is said at once, and not when Spark has started.
+    ``reads`` are paths that must be there: that they are not is said at once, and not when Spark has started.  With
+    ``ui`` it is said where Spark's own pages are.
     """
-    from penstock.spark.options import local_path
     from penstock.spark.pipelines.run import error_of
     from penstock.spark.session import require_pyspark, start
+    from penstock.spark.source.options import is_remote, local_path
 
     if master is not None and cores is not None:
         raise OptionsError("--cores is for this machine: give it or --master, not both")
     if not (master or "").startswith("sc://"):  # whose paths are those of another machine
         for path in reads:
-            if not glob.glob(glob.escape(local_path(path)) + "*"):  # a channel may have lost its first file
-                raise OptionsError(f"{path}: there is nothing here")
+            if is_remote(path):
+                continue  # it is looked at when it is read
+            place = local_path(path)  # which may be a pattern; and a channel may have lost its first file
+            if not (os.path.exists(place) or glob.glob(glob.escape(place) + "*") or glob.glob(place)):
+                raise NotFoundError(f"{path}: there is nothing here")
     require_pyspark()
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark import SparkContext
@@ -91,9 +97,13 @@ def on_spark(
             with progress_bar("starting Spark") as bar:
                 bar.add_task("", total=None)
                 try:
-                    spark, own = start(master=f"local[{cores}]" if cores else master, memory=memory, config=config)
+                    spark, own = start(
+                        master=f"local[{cores}]" if cores else master, memory=memory, config=config, ui=ui
+                    )
                 finally:
                     started = _children() - before
+            if ui and hasattr(spark, "sparkContext"):
+                stderr.print(f"Spark's pages: {spark.sparkContext.uiWebUrl}", soft_wrap=True)
             interrupt.take()  # PySpark has taken Ctrl-C for itself, and talks to Java in the middle of it
             try:
                 with _bar(spark, what) as shown:
@@ -112,7 +122,7 @@ def on_spark(
 
 
 class Interrupt:
-    """Lets Ctrl-C and SIGTERM end a block as errors do: what was begun is ended, and nothing is said.
+    """Lets Ctrl-C and SIGTERM end a block as errors do: what was begun is ended, and of SIGTERM one line is said.
 
     py4j turns what is raised in the middle of it into an error of its own, or drops it.  So it is raised again every
     second until the block has begun to end, and whatever comes out of the block then is what was raised first.
@@ -143,6 +153,8 @@ class Interrupt:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         if self._error is not None:
+            if isinstance(self._error, SystemExit):
+                stderr.print(ENDED, soft_wrap=True)
             raise self._error from None
 
     def _leave(self, number: int, _: object) -> NoReturn:
@@ -208,7 +220,8 @@ def say(summary: Summary, json: bool, sentence: str) -> None:
         emit_json(msgspec.structs.asdict(summary))
         return
     bad = f", {counted(summary.bad, 'bad payload')} in the table of errors" if summary.bad else ""
-    lost = f", {counted(summary.lost, 'position')} lost to retention" if summary.lost else ""
+    lost = f", {counted(summary.lost, 'record')} lost" if summary.lost else ""
+    lost += f", at most {counted(summary.lost_bytes, 'byte')} of logs lost" if summary.lost_bytes else ""
     late = f", {counted(summary.late, 'group')} of records too late for their window" if summary.late else ""
     took = f"{counted(summary.batches, 'batch', 'batches')}, {summary.seconds:.1f} s"
     stderr.print(f"{sentence} in {took}{bad}{lost}{late}", soft_wrap=True)

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import AbstractContextManager
 from typing import Annotated, Any
 
-import msgspec
 import typer
 
-from penstock.cli.output import PROBLEM, emit_json, emit_lines, print_facts, stderr
+from penstock.cli.output import (
+    PROBLEM,
+    JsonOption,
+    emit_json,
+    emit_lines,
+    json_line,
+    print_facts,
+    say_problem,
+    stderr,
+)
 from penstock.errors import OptionsError, PenstockError
 from penstock.types import Problem
 
@@ -15,9 +25,11 @@ __all__ = ["register"]
 
 PathArgument = Annotated[
     str,
-    typer.Argument(metavar="STORE", help="The file of an append log, or the folder of a RocksDB or LMDB store."),
+    typer.Argument(
+        metavar="STORE",
+        help="The file of an append log, the folder of a RocksDB or LMDB store, or an artifact; or the URL of any.",
+    ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -45,14 +57,21 @@ def follow(
     once: Annotated[bool, typer.Option("--once", help="End when everything there is now is folded.")] = False,
     on_expired: Annotated[str, typer.Option(help="Of a log, when records are gone: refuse or restart.")] = "refuse",
     on_replaced: Annotated[str, typer.Option(help="Of a log, when it was recreated: refuse or restart.")] = "refuse",
+    artifact: Annotated[
+        str | None,
+        typer.Option(help="Where an artifact of it is published: begin with that if STORE is not here or has expired."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="At the end, one JSON object.")] = False,
 ) -> None:
-    """Fold a log or a bucket into a store and keep it current."""
+    """Fold a log or a bucket into a store and keep it current.
+
+    With --artifact it says which way it took and why: delta, artifact or relist.
+    """
     from penstock.cli.follow import fold_into
     from penstock.fold import FollowOptions
 
     options = FollowOptions(on_expired=on_expired, on_replaced=on_replaced)  # type: ignore[arg-type]  # it checks
-    progress = fold_into(store, source, bucket, options, once=once)
+    progress = fold_into(store, source, bucket, options, once=once, artifact=artifact)
     if json:
         emit_json(progress.result())
     else:
@@ -64,28 +83,41 @@ def dump(
     prefix: Annotated[str, typer.Option(help="Only keys that begin with this.")] = "",
     json: JsonOption = False,
 ) -> None:
-    """Write every entry in key order: key, version, value."""
+    """Write every entry in key order: key, version, value.
+
+    Of a broker's data directory all it keeps, journal included, also while it serves.
+    """
     from penstock.cli.records import readable
-    from penstock.store import open_store
+    from penstock.disk import disk_for, is_url
     from penstock.store.records import token_json
 
     def line(row: dict[str, Any]) -> bytes:
         key, value, version = row["key"], row["value"], token_json(row["version"])
         if json:
-            return msgspec.json.encode({"key": key, **readable("value", value), "version": version}) + b"\n"
+            return json_line({"key": key, **readable("value", value), "version": version})
         return f"{key}\t{'-' if version is None else version}\t{value!r}\n".encode()
 
-    with open_store(path) as store:
+    if not is_url(path) and disk_for(path).stat(f"{path}/state.snap") is not None:
+        from penstock.mqtt.state_dump import dump as dump_broker
+
+        entries, problems = dump_broker(path)
+        emit_lines(
+            line({"key": each.key, "value": each.value, "version": each.version.raw})
+            for each in entries
+            if each.key.startswith(prefix)
+        )
+        for problem in problems:
+            say_problem(str(problem))
+        raise typer.Exit(1 if problems else 0)
+    with _open(path) as store:
         for batch in store.scan(prefix):
             emit_lines(map(line, batch.to_pylist()))
 
 
 def stat(path: PathArgument, json: JsonOption = False) -> None:
     """Say which backend, how many entries, which cursor and digest."""
-    from penstock.store import open_store
-
-    with open_store(path) as store:
-        found = store.stat()
+    with _open(path) as store:
+        found = {**store.stat(), "path": path}
     if json:
         emit_json(found)
     else:
@@ -94,11 +126,9 @@ def stat(path: PathArgument, json: JsonOption = False) -> None:
 
 def verify(path: PathArgument, json: JsonOption = False) -> None:
     """Read everything again; exit code 1 if something is wrong."""
-    from penstock.store import open_store
-
     entries, digest, problems = None, None, []
     try:
-        with open_store(path) as store:
+        with _open(path) as store:
             entries, digest = store.count(), store.digest()
             problems = list(store.verify())
     except OptionsError:
@@ -114,3 +144,15 @@ def verify(path: PathArgument, json: JsonOption = False) -> None:
         emit_lines([f"{path}: {entries} entries, digest {digest}, no problem\n".encode()])
     if problems:
         raise typer.Exit(PROBLEM)
+
+
+def _open(path: str) -> AbstractContextManager[Any]:
+    """Open a store for reading, or an artifact, here or by URL."""
+    from penstock.disk import is_url
+    from penstock.store import open_store
+
+    if not is_url(path) and os.path.exists(path) and not os.path.exists(f"{path}/MANIFEST.json"):
+        return open_store(path)
+    from penstock.artifact import open_fold
+
+    return open_fold(path)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.channels.ids import Nid
-from penstock.channels.model import Acl, Allow, ChannelType, PersistedChannel, StoredConfig
+from penstock.channels.model import Allow, ChannelAcl, ChannelType, PersistedChannel, StoredConfig
 from penstock.channels.store import ChannelStore, channel_hash
 
 __all__ = ["ChannelStoreConformance", "FULL"]
@@ -20,7 +20,7 @@ FULL = PersistedChannel(
     "ops/east",
     Nid("zoe", "localhost"),
     StoredConfig(100, 65_536, 1000, True, 250),
-    Acl(
+    ChannelAcl(
         join=Allow({"localhost": frozenset({"zoe", "ann"})}),
         read=Allow({"example.com": frozenset()}),
     ),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.kv.roles import Connection, KvStore, StoreConfig, Watch
+from penstock.kv.roles import KvConnection, KvStore, StoreConfig, Watch
 from penstock.types import KvUpdate
 
 __all__ = ["KvBackend", "WAIT_SECONDS", "collect", "quiet", "short"]
@@ -44,7 +44,7 @@ def short(updates: list[KvUpdate]) -> list[tuple[str, str, bytes]]:
 class KvBackend:
     """A backend under test: subclass it and say how to connect and how to lose history."""
 
-    def new_connection(self) -> Connection:
+    def new_connection(self) -> KvConnection:
         """Return a connection of the backend, not connected yet."""
         raise NotImplementedError
 
@@ -53,16 +53,16 @@ class KvBackend:
         raise NotImplementedError
 
     @pytest.fixture
-    async def connection(self) -> AsyncIterator[Connection]:
+    async def connection(self) -> AsyncIterator[KvConnection]:
         """Return a connection that stands."""
         async with self.new_connection() as connection:
             yield connection
 
     @pytest.fixture
-    async def store(self, connection: Connection) -> KvStore:
+    async def store(self, connection: KvConnection) -> KvStore:
         """Return a bucket of its own for each test."""
         return await self.new_store(connection)
 
-    async def new_store(self, connection: Connection, **settings: Any) -> KvStore:
+    async def new_store(self, connection: KvConnection, **settings: Any) -> KvStore:
         """Return a new bucket with settings of a StoreConfig."""
         return await connection.store_with_config(StoreConfig(name=f"t{uuid.uuid4().hex}", **settings))

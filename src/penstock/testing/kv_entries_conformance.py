@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 
 import pytest
 
-from penstock.errors import AlreadyExists, NotConnected, OptionsError, RevisionMismatch, UnsupportedError
-from penstock.kv.roles import Connection, KvStore, StoreConfig
+from penstock.errors import (
+    AlreadyExists,
+    NotConnected,
+    OptionsError,
+    ReplacedError,
+    RevisionMismatch,
+    UnsupportedError,
+)
+from penstock.kv.roles import KvConnection, KvStore, StoreConfig
 from penstock.testing.kv_backend import WAIT_SECONDS, KvBackend
-from penstock.types import VersionToken
+from penstock.types import VersionToken, WatchCursor
 
 __all__ = ["KvEntriesConformance"]
 
@@ -50,7 +58,62 @@ class KvEntriesConformance(KvBackend):
         with pytest.raises(NotConnected):
             await self.new_connection().store("early")
 
-    async def test_a_store_is_made_once_and_then_taken_as_it_is(self, connection: Connection) -> None:
+    async def test_looking_at_a_bucket_makes_none(self, connection: KvConnection) -> None:
+        name = f"t{uuid.uuid4().hex}"
+        store = await connection.store(name)
+        assert store.writer is not None
+        assert store.watcher is not None
+        version = VersionToken.of(1)
+        for look in (
+            lambda: store.reader.get("a"),
+            lambda: store.reader.entry("a"),
+            store.reader.keys,
+            lambda: store.reader.scan("a."),
+            store.watcher.watch_all,
+            lambda: store.watcher.watch_prefix("a."),
+            lambda: store.watcher.watch_all_from(WatchCursor.of(3)),
+            lambda: store.writer.delete("a"),
+            lambda: store.writer.purge("a"),
+            lambda: store.writer.update("a", b"1", version),
+            lambda: store.writer.delete_with_version("a", version),
+        ):
+            with pytest.raises(ReplacedError, match="does not exist"):
+                await look()
+        assert await connection.find(name) is None
+        assert name not in await connection.buckets()
+        assert await connection.delete(name) is False
+
+    @pytest.mark.parametrize("how", ["put", "create", "put_many"])
+    async def test_the_first_put_or_create_makes_a_bucket(self, connection: KvConnection, how: str) -> None:
+        name = f"t{uuid.uuid4().hex}"
+        store = await connection.store(name)
+        assert store.writer is not None
+        if how == "put_many":
+            await store.writer.put_many([("a", b"1")])
+        else:
+            await getattr(store.writer, how)("a", b"1")
+        assert await store.reader.keys() == ["a"]
+        assert name in await connection.buckets()
+        found = await connection.find(name)
+        assert found is not None
+        assert await found.reader.keys() == ["a"]
+
+    async def test_a_bucket_that_was_deleted_stays_deleted(self, connection: KvConnection) -> None:
+        store = await self.new_store(connection)
+        assert store.writer is not None
+        await store.writer.put("a", b"1")
+        assert await connection.delete(store.name) is True
+        with pytest.raises(ReplacedError):
+            await store.writer.put("a", b"2")
+        with pytest.raises(ReplacedError):
+            await store.reader.get("a")
+        again = await connection.store(store.name)
+        assert again.watcher is not None
+        with pytest.raises(ReplacedError):
+            await again.watcher.watch_all_from(WatchCursor.of(1))
+        assert await connection.find(store.name) is None
+
+    async def test_a_store_is_made_once_and_then_taken_as_it_is(self, connection: KvConnection) -> None:
         first = await self.new_store(connection, history=5)
         assert first.writer is not None
         await first.writer.put("a", b"1")
@@ -162,7 +225,7 @@ class KvEntriesConformance(KvBackend):
         assert await store.reader.keys() == []
         assert len(await store.reader.scan()) == 0
 
-    async def test_a_purge_removes_the_key_and_may_be_repeated(self, connection: Connection) -> None:
+    async def test_a_purge_removes_the_key_and_may_be_repeated(self, connection: KvConnection) -> None:
         store = await self.new_store(connection, history=5)
         assert store.writer is not None
         if not connection.capabilities.purge:
@@ -176,15 +239,67 @@ class KvEntriesConformance(KvBackend):
         assert await store.reader.entry("a") is None
         await store.writer.create("a", b"4")
 
-    async def test_a_time_to_live_is_kept_or_refused(self, connection: Connection, store: KvStore) -> None:
+    async def test_a_time_to_live_is_kept_or_refused(self, connection: KvConnection, store: KvStore) -> None:
         assert store.writer is not None
         if not connection.capabilities.ttl:
             with pytest.raises(UnsupportedError):
                 await store.writer.put_with_ttl("a", b"1", 1.0)
             return
         await store.writer.put_with_ttl("a", b"1", 1.0)
+        await self._vanishes(store, "a")
+
+    async def test_a_created_key_with_a_time_to_live_vanishes_and_can_be_created_again(
+        self, connection: KvConnection, store: KvStore
+    ) -> None:
+        assert store.writer is not None
+        if not connection.capabilities.ttl:
+            for write in (
+                store.writer.create("lease", b"1", ttl_seconds=1.0),
+                store.writer.update("lease", b"1", VersionToken.of(1), ttl_seconds=1.0),
+            ):
+                with pytest.raises(UnsupportedError):
+                    await write
+            return
+        await store.writer.create("lease", b"first", ttl_seconds=1.0)
+        with pytest.raises(AlreadyExists):
+            await store.writer.create("lease", b"second", ttl_seconds=1.0)
+        await self._vanishes(store, "lease")
+        await store.writer.create("lease", b"third", ttl_seconds=3600)
+        found = await store.reader.get("lease")
+        assert found is not None
+        assert found.value == b"third"
+
+    async def test_an_update_sets_the_time_to_live_anew_or_ends_it(
+        self, connection: KvConnection, store: KvStore
+    ) -> None:
+        assert store.writer is not None
+        if not connection.capabilities.ttl:
+            return
+        mine = await store.writer.create("mine", b"1", ttl_seconds=1.0)
+        kept = await store.writer.create("kept", b"1", ttl_seconds=1.0)
+        await store.writer.update("kept", b"2", kept)
+        again = await store.writer.update("mine", b"2", mine, ttl_seconds=1.0)
+        with pytest.raises(RevisionMismatch):
+            await store.writer.update("mine", b"3", mine, ttl_seconds=1.0)
+        await self._vanishes(store, "mine")
+        with pytest.raises(RevisionMismatch):
+            await store.writer.update("mine", b"4", again, ttl_seconds=1.0)
+        found = await store.reader.get("kept")  # its first time to live has run out with the other's
+        assert found is not None
+        assert found.value == b"2"
+
+    async def test_a_time_to_live_that_cannot_be_is_refused(self, connection: KvConnection, store: KvStore) -> None:
+        assert store.writer is not None
+        if not connection.capabilities.ttl:
+            return
+        for seconds in (0, -1, 1e9, float("nan")):
+            with pytest.raises(OptionsError):
+                await store.writer.create("a", b"1", ttl_seconds=seconds)
+        assert await store.reader.entry("a") is None
+
+    async def _vanishes(self, store: KvStore, key: str) -> None:
         async with asyncio.timeout(WAIT_SECONDS):
-            while await store.reader.get("a") is not None:
+            while await store.reader.get(key) is not None:
                 await asyncio.sleep(0.05)
 
     @pytest.mark.parametrize("key", ["", ".lead", "trail.", "a..b", "bad key", "star.*", "gt.>", "é", "a\nb"])

@@ -1,44 +1,63 @@
-"""What the demo's writers remember is what is in their channels."""
+"""What the demo's devices and machines remember is what is in the channels of its node."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import msgspec
-import pytest
 
-from penstock.cli.demo_readings import RETIRED, SITES, load_written, share, write_readings
+from penstock.cli.demo_node import DemoNode, edge_config
+from penstock.cli.demo_readings import (
+    DEVICES,
+    PLACES,
+    SITES,
+    hand_over_readings,
+    load_written,
+    share,
+    write_mill,
+    write_readings,
+)
 from penstock.log import open_log
 from penstock.log.envelope import open_envelopes
 from penstock.log.xchannel import Writer
-from penstock.types import Op
 
 
 def test_every_reading_is_someones() -> None:
     assert sum(share(1_000_003).values()) == 1_000_003
+    assert sum(share(DEVICES).values()) == DEVICES
+    assert sum(share(100_001, tuple(PLACES)).values()) == 100_001
 
 
-@pytest.mark.parametrize("site", SITES)
-def test_a_writer_remembers_what_is_in_its_channel(tmp_path: Path, site: str) -> None:
+def test_what_each_place_remembers_is_in_the_channels_of_the_node(tmp_path: Path) -> None:
     (tmp_path / "voices").mkdir()
-    (tmp_path / "channels").mkdir()
-    Writer.precreate(tmp_path / "voices" / site)
-    write_readings(str(tmp_path), site, 3_210, 0.0)
-    (written,) = load_written(str(tmp_path))
-    latest: dict[str, str] = {}
-    total = count = 0
-    with open_log(str(tmp_path / "channels" / site)) as log:
-        assert log.format == SITES[site]
-        at = log.first_position
-        while len(batch := log.read(at)):
-            for row in open_envelopes(batch).to_pylist():
+    (tmp_path / "node" / "logs").mkdir(parents=True)
+    parts = edge_config(str(tmp_path), "unused").partition("[[export]]")[0]  # without what needs an object store
+    node = DemoNode(str(tmp_path), "node", parts)
+    node.start()
+    try:
+        for place in PLACES:
+            Writer.precreate(tmp_path / "voices" / place)
+            if place in SITES:
+                write_readings(str(tmp_path), place, 321, 0.0, node.port)
+            else:
+                (hand_over_readings if place == "lab" else write_mill)(str(tmp_path), place, 321, 0.0)
+        assert node.stop() == 0
+    finally:
+        node.kill()
+    found = load_written(str(tmp_path))
+    assert [written.site for written in found] == list(PLACES)
+    for written in found:
+        latest: dict[str, str] = {}
+        warmest: dict[str, int] = {}
+        total = count = 0
+        with open_log(str(tmp_path / "node" / "logs" / written.site)) as log:
+            assert log.format == PLACES[written.site]
+            for row in open_envelopes(log.read(log.first_position)).to_pylist():
                 count += 1
                 key = row["key"].decode()
-                if row["op"] == Op.DELETE:
-                    del latest[key]
-                    continue
                 latest[key] = row["payload"].decode()
-                total += round(msgspec.json.decode(row["payload"])["celsius"] * 100)
-            at = batch.next_position
-    assert (written.readings, written.records, count) == (3_210, 3_210 + RETIRED, 3_210 + RETIRED)
-    assert (written.latest, written.hundredths) == (latest, total)
+                value = round(msgspec.json.decode(row["payload"])["celsius"] * 100)
+                warmest[key] = max(value, warmest.get(key, value))
+                total += value
+        assert (written.readings, count) == (321, 321)
+        assert (written.latest, written.warmest, written.hundredths) == (latest, warmest, total)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from command import PENSTOCK, penstock
 
-from penstock.log.detect import FORMATS
+from penstock.log.detect import FORMATS, open_writer
 from penstock.log.envelope import CONTENT, Envelope, encode_envelope
 from penstock.log.xchannel import Writer
 from penstock.types import Op
@@ -47,6 +47,51 @@ def test_cat_begins_at_a_position_and_stops_at_a_limit(ticks: str) -> None:
     part = penstock("cat", ticks, "--json", "--from", str(rows[100]["position"]), "--limit", "3")
     assert [json.loads(line) for line in part.stdout.splitlines()] == rows[100:103]
     assert penstock("cat", ticks, "--json", "--limit", "0").stdout == ""
+
+
+def test_cat_begins_and_ends_at_the_ends_of_a_log(ticks: str) -> None:
+    everything = penstock("cat", ticks, "--json").stdout
+    assert penstock("cat", ticks, "--json", "--from", "earliest", "--to", "latest").stdout == everything
+    assert penstock("cat", ticks, "--json", "--from", "latest").stdout == ""
+    assert penstock("cat", ticks, "--json", "--to", "earliest").stdout == ""
+
+
+def test_cat_reads_between_two_positions_and_between_two_times(ticks: str) -> None:
+    rows = [json.loads(line) for line in penstock("cat", ticks, "--json").stdout.splitlines()]
+
+    def cat(*options: str) -> list[object]:
+        done = penstock("cat", ticks, "--json", *options)
+        assert (done.returncode, done.stderr) == (0, "")
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    first, last = str(rows[100]["position"]), str(rows[200]["position"])
+    assert cat("--from", first, "--to", last) == rows[100:200]
+    assert cat("--to", last, "-n", "3") == rows[:3]
+    early, late = "1970-01-01T00:00:00.000000007Z", "1970-01-01 01:00:00.000000250+01:00"
+    assert cat("--from", early, "--to", late) == rows[7:250]
+    assert cat("--from", early, "--to", late, "--limit", "5") == rows[7:12]
+    assert cat("--from", early, "--to", first) == rows[7:100]  # a time and a position
+    assert cat("--from", "1h") == rows[300:]  # the last one is of a far future
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_cat_by_time_works_on_every_format_that_has_times(name: str, tmp_path: Path) -> None:
+    path = str(tmp_path / "log")
+    with open_writer(path, format=name) as writer:
+        writer.append_many([b"a", b"b", b"c"])
+    done = penstock("cat", path, "--json", "--from", "1h")
+    if name == "filechannel":
+        assert done.returncode == 2
+        assert "its records have no times; give positions" in done.stderr
+    else:
+        assert [json.loads(line)["payload"] for line in done.stdout.splitlines()] == ["a", "b", "c"]
+        assert penstock("cat", path, "--json", "--to", "1h").stdout == ""
+
+
+def test_cat_says_what_a_bound_may_be(ticks: str) -> None:
+    done = penstock("cat", ticks, "--from", "yesterday")
+    assert done.returncode == 2
+    assert "--from yesterday: not earliest, latest, a position, a time (2026-11-16T08:30) or an age" in done.stderr
 
 
 def test_cat_for_people_shows_time_kind_and_payload(ticks: str) -> None:
@@ -102,6 +147,12 @@ def test_on_a_terminal_no_bar_is_drawn_between_the_lines(ticks: str, shared: boo
 def test_tail_shows_the_newest(ticks: str) -> None:
     rows = [json.loads(line) for line in penstock("tail", ticks, "-n", "2", "--json").stdout.splitlines()]
     assert [row["timestamp_ns"] for row in rows] == [299, 2**64 - 1]
+
+
+def test_tail_of_no_lines_prints_none(ticks: str) -> None:
+    for option in ("-n", "--limit", "--lines"):
+        found = penstock("tail", ticks, option, "0", "--json")
+        assert (found.returncode, found.stdout) == (0, ""), found.stderr
 
 
 def test_tail_f_waits_for_what_comes(tmp_path: Path) -> None:
@@ -191,7 +242,7 @@ def test_help_names_every_format_and_what_happens_without() -> None:
     assert "[default: what" in shown  # brackets are no markup
 
 
-@pytest.mark.parametrize("group", ["", "kv", "fold", "channels", "pipeline"])
+@pytest.mark.parametrize("group", ["", "kv", "fold", "channels", "pipeline", "queue", "mqtt", "artifact", "ship"])
 def test_every_command_is_explained_on_one_line(group: str) -> None:
     _, _, listed = penstock(*group.split(), "--help").stdout.partition("Commands:\n")
     assert listed

@@ -72,7 +72,7 @@ def test_compact_gc_and_repair(tmp_path: Path, run) -> None:  # type: ignore[no-
             rx.recv(timeout=1)
         rx.ack()
     assert lines(run("gc", folder, "--json")) == [{"removed": 5, "first_position": 5400}]
-    assert lines(run("repair", folder, "--json")) == [{"mended": []}]
+    assert lines(run("repair", folder, "--json")) == [{"mended": [], "kept": 50, "set_aside": 0, "set_aside_bytes": 0}]
     (folder / "segment.6.z").write_bytes(b"short")
     broken = run("recv", folder, "--timeout", 0)
     assert isinstance(broken.exception, CorruptionError)

@@ -1,0 +1,114 @@
+"""``penstock channels serve``: the channel server as a command."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli.output import emit_json, stderr
+from penstock.errors import OptionsError
+
+if TYPE_CHECKING:
+    from penstock.channels.wire import ChannelServerOptions
+
+__all__ = ["serve"]
+
+
+def serve(
+    data: Annotated[str | None, typer.Option(help="Where channels are kept; made if absent.", metavar="DIR")] = None,
+    bind: Annotated[str | None, typer.Option(help="The address to listen on [default: 127.0.0.1].")] = None,
+    port: Annotated[
+        int | None, typer.Option(help="The TLS port; 0 picks a free one, -1 none [default: 22622].", metavar="N")
+    ] = None,
+    plain_port: Annotated[int | None, typer.Option(help="A port without TLS; 0 picks a free one.", metavar="N")] = None,
+    socket: Annotated[str | None, typer.Option(help="A unix socket, without TLS.", metavar="PATH")] = None,
+    config: Annotated[str | None, typer.Option(help="A TOML file, as the original has it.", metavar="FILE")] = None,
+    sync: Annotated[str | None, typer.Option(help="none, interval or always [default: always].")] = None,
+    modulator: Annotated[
+        str | None, typer.Option(help="Who decides about logins and messages.", metavar="module:Class")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Say in one line of JSON when the server is ready.")] = False,
+) -> None:
+    """Serve channels to clients until SIGTERM or SIGINT.
+
+    SIGHUP loads certificates again.
+    """
+    from penstock.channels.wire.config import load_config, options_of
+
+    found = load_config(config, os.environ)
+    given = {"bind_address": bind, "plain_port": plain_port, "socket_path": socket, "sync": sync}
+    more: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if sync not in (None, "none", "interval", "always"):
+        raise OptionsError(f"--sync {sync}: none, interval or always")
+    if port is not None:
+        more["port"] = None if port < 0 else port
+    _set_logging(found.get("telemetry.logging.level", "info"))
+    options = options_of(found, **more)
+    folder = data or found.get("c2s-server.storage.data_dir") or "./data"
+    named = modulator or (found.get("modulator.class") if found.get("modulator.type") == "python" else None)
+    from penstock.net import run
+
+    run(_serve(folder, options, named, as_json=json))
+
+
+async def _serve(folder: str, options: ChannelServerOptions, modulator: str | None, *, as_json: bool) -> None:
+    import asyncio
+    import signal
+
+    from penstock.channels.wire import ChannelServer
+    from penstock.channels.wire.modulator import load_modulator
+
+    with _without_bytecode():
+        made = None if modulator is None else load_modulator(modulator)
+    server = ChannelServer(folder, options, modulator=made)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+
+    def reload() -> None:
+        for problem in server.reload():
+            stderr.print(problem)
+        if modulator is not None:
+            import importlib
+
+            try:
+                with _without_bytecode():
+                    importlib.reload(sys.modules[modulator.partition(":")[0]])
+                server.set_modulator(load_modulator(modulator))
+            except Exception as exc:  # noqa: BLE001 - it is anyone's code, and half written perhaps
+                stderr.print(f"{modulator}: {exc!r}; the one in use stays")
+
+    loop.add_signal_handler(signal.SIGHUP, reload)
+    await server.start()
+    if as_json:
+        emit_json({"event": "ready", "listeners": server.addresses})
+    else:
+        for name, address in server.addresses.items():
+            stderr.print(f"{name} on {address}")
+    await stop.wait()
+    await server.stop()
+
+
+@contextmanager
+def _without_bytecode() -> Iterator[None]:
+    """Import without leaving bytecode: a module that is changed within the second would be taken from there again."""
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    try:
+        yield
+    finally:
+        sys.dont_write_bytecode = before
+
+
+def _set_logging(level: str) -> None:
+    import logging
+
+    known = {"trace": "DEBUG", "debug": "DEBUG", "info": "INFO", "warn": "WARNING", "warning": "WARNING"}
+    logging.basicConfig(
+        level=known.get(level.lower(), "ERROR"), format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )

@@ -1,0 +1,341 @@
+"""Commands that talk to a channel server: join, broadcast, listen, history, push, pop, members, config, acl."""
+
+from __future__ import annotations
+
+import base64
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli.output import JsonOption, emit_json, emit_lines, stderr
+from penstock.errors import OptionsError
+
+if TYPE_CHECKING:
+    from penstock.channels import Client
+
+__all__ = ["register_use"]
+
+Channel = Annotated[str, typer.Argument(help="The channel: ops/east or !ops/east@domain.", metavar="CHANNEL")]
+Server = Annotated[
+    str,
+    typer.Option(help="host:port (TLS), plain://host:port or unix:PATH.", envvar="PENSTOCK_CHANNELS", metavar="ADDR"),
+]
+User = Annotated[str | None, typer.Option(help="The name to go by, where the server takes names.")]
+Token = Annotated[
+    str | None,
+    typer.Option(help="The token to log in with; user:password is turned into one.", envvar="PENSTOCK_TOKEN"),
+]
+Ca = Annotated[str | None, typer.Option(help="PEM of who signs for the server.", metavar="FILE")]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Believe any certificate.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", help="A setting of the channel; repeatable.", metavar="NAME=VALUE")
+]
+HERE = "127.0.0.1:22622"
+
+
+def register_use(group: typer.Typer) -> None:
+    """Add the commands to ``penstock channels``."""
+    for command in (join, broadcast, listen, history, push, pop, members, config, acl):
+        group.command(epilog=EPILOGS[command.__name__])(command)
+
+
+EPILOGS = {
+    "join": "Example: penstock channels join ops/east --set persist=true --token ann:s3cret",
+    "broadcast": "Example: penstock channels broadcast ops/east 'pump 7 is on' --user ann --insecure",
+    "listen": "Example: penstock channels listen ops/east --user bob --insecure --json",
+    "history": "Example: penstock channels history ops/east --token ann:s3cret --limit 10 --json",
+    "push": "Example: penstock channels push jobs 'mend pump 7' --token ann:s3cret",
+    "pop": "Example: penstock channels pop jobs --token ann:s3cret",
+    "members": "Example: penstock channels members ops/east --token ann:s3cret --json",
+    "config": "Example: penstock channels config ops/east --set persist=true --token ann:s3cret",
+    "acl": "Example: penstock channels acl ops/east read --add bob@localhost --token ann:s3cret",
+}
+
+
+def join(
+    channel: Channel, set: Settings = None, server: Server = HERE, user: User = None, token: Token = None,
+    ca: Ca = None, insecure: Insecure = False, json: JsonOption = False,
+) -> None:  # fmt: skip
+    """Become a member of a channel, or make one.
+
+    A member stays one after the command where the server authenticates and the channel is kept: --set persist=true.
+    """
+    changes = dict(map(_setting, set or ()))
+
+    async def work(client: Client) -> None:
+        await client.join(channel)
+        if changes:
+            await client.configure(channel, **changes)
+        _say(json, {"joined": channel, "nid": client.nid})
+
+    _with_client(work, server, user, token, ca, insecure=insecure)
+
+
+def broadcast(
+    channel: Channel,
+    payload: Annotated[str | None, typer.Argument(help="The message; without it one a line from stdin.")] = None,
+    server: Server = HERE, user: User = None, token: Token = None, ca: Ca = None, insecure: Insecure = False,
+    json: JsonOption = False,
+) -> None:  # fmt: skip
+    """Broadcast a message, or every line of stdin.
+
+    The numbers are printed.
+    """
+
+    async def work(client: Client) -> None:
+        from penstock.errors import Refused
+
+        try:
+            await client.join(channel)
+        except Refused as exc:
+            if exc.reason != "USER_IN_CHANNEL":
+                raise
+        for seq in await client.broadcast_many(channel, _payloads(payload)):
+            _say(json, {"seq": seq})
+
+    _with_client(work, server, user, token, ca, insecure=insecure)
+
+
+def listen(
+    channel: Channel,
+    limit: Annotated[int | None, typer.Option(help="Leave after so many messages.", metavar="N")] = None,
+    from_seq: Annotated[int | None, typer.Option("--from", help="Begin with this number, from the history.")] = None,
+    server: Server = HERE, user: User = None, token: Token = None, ca: Ca = None, insecure: Insecure = False,
+    json: JsonOption = False,
+) -> None:  # fmt: skip
+    """Print what a channel says, as it says it.
+
+    It goes on over lost connections.
+    """
+
+    async def work(client: Client) -> None:
+        from penstock.channels.wire import Gap, Heard
+        from penstock.errors import Refused
+
+        name = client._name(channel)
+        try:
+            await client.join(channel)
+        except Refused as exc:
+            if exc.reason != "USER_IN_CHANNEL":
+                raise
+        told = 0
+        async for item in client.news():
+            if isinstance(item, Gap) and item.channel == name:
+                stderr.print(f"{name}: messages from {item.first_seq} to {item.last_seq or '?'} were missed for good")
+            if isinstance(item, Heard) and item.channel == name:
+                _print_message(json, item.seq, item.timestamp, item.sender, item.payload)
+                told += 1
+                if told == limit:
+                    return
+
+    seen = {channel: from_seq - 1} if from_seq else {}
+    _with_client(work, server, user, token, ca, insecure=insecure, seen=seen)
+
+
+def history(
+    channel: Channel,
+    from_seq: Annotated[int, typer.Option("--from", help="The first number.")] = 1,
+    limit: Annotated[int, typer.Option(help="At the most so many.")] = 100,
+    server: Server = HERE, user: User = None, token: Token = None, ca: Ca = None, insecure: Insecure = False,
+    json: JsonOption = False,
+) -> None:  # fmt: skip
+    """Print stored messages of a channel."""
+
+    async def work(client: Client) -> None:
+        left, begin = limit, from_seq
+        while left > 0:
+            found = await client.history(channel, begin, left)
+            for item in found:
+                _print_message(json, item.seq, item.timestamp, item.sender, item.payload)
+            if not found:
+                return
+            left, begin = left - len(found), found[-1].seq + 1
+
+    _with_client(work, server, user, token, ca, insecure=insecure)
+
+
+def push(
+    channel: Channel,
+    payload: Annotated[str | None, typer.Argument(help="The element; without it one a line from stdin.")] = None,
+    server: Server = HERE, user: User = None, token: Token = None, ca: Ca = None, insecure: Insecure = False,
+    json: JsonOption = False,
+) -> None:  # fmt: skip
+    """Put elements at the end of a queue."""
+
+    async def work(client: Client) -> None:
+        count = 0
+        for element in _payloads(payload):
+            await client.push(channel, element)
+            count += 1
+        _say(json, {"pushed": count})
+
+    _with_client(work, server, user, token, ca, insecure=insecure)
+
+
+def pop(
+    channel: Channel,
+    limit: Annotated[int, typer.Option(help="At the most so many.")] = 1,
+    server: Server = HERE, user: User = None, token: Token = None, ca: Ca = None, insecure: Insecure = False,
+    json: JsonOption = False,
+) -> None:  # fmt: skip
+    """Take elements from the head of a queue.
+
+    Exit code 1 when it is empty.
+    """
+
+    async def work(client: Client) -> None:
+        for _ in range(limit):
+            payload = await client.pop(channel)
+            if json:
+                emit_json(_payload_fields(payload))
+            else:
+                emit_lines([payload, b"\n"])
+
+    _with_client(work, server, user, token, ca, insecure=insecure)
+
+
+def members(
+    channel: Channel, server: Server = HERE, user: User = None, token: Token = None, ca: Ca = None,
+    insecure: Insecure = False, json: JsonOption = False,
+) -> None:  # fmt: skip
+    """List the members of a channel."""
+
+    async def work(client: Client) -> None:
+        found = await client.members(channel)
+        if json:
+            emit_json({"members": found})
+        else:
+            emit_lines([f"{nid}\n".encode() for nid in found])
+
+    _with_client(work, server, user, token, ca, insecure=insecure)
+
+
+def config(
+    channel: Channel, set: Settings = None, server: Server = HERE, user: User = None, token: Token = None,
+    ca: Ca = None, insecure: Insecure = False, json: JsonOption = False,
+) -> None:  # fmt: skip
+    """Show or change the settings of a channel.
+
+    A channel that is not there is made when settings are given; with persist=true it stays.
+    """
+    changes = dict(map(_setting, set or ()))
+
+    async def work(client: Client) -> None:
+        from penstock.errors import Refused
+
+        if changes:
+            try:
+                await client.configure(channel, **changes)
+            except Refused as exc:
+                if exc.reason != "CHANNEL_NOT_FOUND":
+                    raise
+                await client.join(channel)
+                await client.configure(channel, **changes)
+        _say(json, await client.config(channel))
+
+    _with_client(work, server, user, token, ca, insecure=insecure)
+
+
+def acl(
+    channel: Channel,
+    kind: Annotated[str, typer.Argument(help="join, publish or read.")],
+    add: Annotated[list[str] | None, typer.Option(help="A name or a whole domain; repeatable.", metavar="NID")] = None,
+    remove: Annotated[list[str] | None, typer.Option(help="A name or a domain; repeatable.", metavar="NID")] = None,
+    server: Server = HERE, user: User = None, token: Token = None, ca: Ca = None, insecure: Insecure = False,
+    json: JsonOption = False,
+) -> None:  # fmt: skip
+    """Show or change an allow-list of a channel.
+
+    An empty one allows everybody.
+    """
+    if kind not in ("join", "publish", "read"):
+        raise OptionsError(f"{kind}: join, publish or read")
+
+    async def work(client: Client) -> None:
+        if add:
+            await client.allow(channel, kind, add)  # type: ignore[arg-type]
+        if remove:
+            await client.disallow(channel, kind, remove)  # type: ignore[arg-type]
+        _say(json, {"type": kind, "nids": await client.allowed(channel, kind)})  # type: ignore[arg-type]
+
+    _with_client(work, server, user, token, ca, insecure=insecure)
+
+
+# --- What they have in common
+
+
+def _with_client(
+    work: Callable[[Client], Awaitable[None]],
+    server: str,
+    user: str | None,
+    token: str | None,
+    ca: str | None,
+    *,
+    insecure: bool,
+    seen: dict[str, int] | None = None,
+) -> None:
+    from penstock.channels import Client
+    from penstock.net import run
+
+    if user is None and token is None:
+        raise OptionsError("give --user, or --token where the server authenticates")
+    if token is not None and ":" in token:
+        name, _, password = token.partition(":")
+        token = base64.b64encode(f"\0{name}\0{password}".encode()).decode()
+
+    async def main() -> None:
+        client = Client(server, username=user if token is None else None, token=token, ca=ca, verify=not insecure)
+        for channel, last in (seen or {}).items():
+            client.seen[channel] = last
+        await client.open()
+        try:
+            await work(client)
+        finally:
+            await client.close()
+
+    run(main())
+
+
+def _payloads(given: str | None) -> list[bytes]:
+    """Return the message of the command line, or the lines of stdin; empty lines are none."""
+    if given is not None:
+        return [os.fsencode(given)]
+    return [line for line in sys.stdin.buffer.read().split(b"\n") if line]
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    """Return a setting and its value.
+
+    >>> _setting("persist=true"), _setting("max_clients=7"), _setting("type=fifo")
+    (('persist', True), ('max_clients', 7), ('type', 'fifo'))
+    """
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise OptionsError(f"--set {text}: write it as NAME=VALUE")
+    if value in ("true", "false"):
+        return name, value == "true"
+    return name, int(value) if value.isdigit() else value
+
+
+def _payload_fields(payload: bytes) -> dict[str, str]:
+    try:
+        return {"payload": payload.decode()}
+    except UnicodeDecodeError:
+        return {"payload_base64": base64.b64encode(payload).decode()}
+
+
+def _print_message(as_json: bool, seq: int, timestamp: int, sender: str, payload: bytes) -> None:
+    if as_json:
+        emit_json({"seq": seq, "timestamp_ns": timestamp * 1_000_000, "from": sender, **_payload_fields(payload)})
+    else:
+        emit_lines([f"{seq} {sender}: ".encode(), payload, b"\n"])
+
+
+def _say(as_json: bool, facts: dict[str, Any]) -> None:
+    if as_json:
+        emit_json(facts)
+    else:
+        emit_lines([" ".join(f"{name}={value}" for name, value in facts.items()).encode(), b"\n"])

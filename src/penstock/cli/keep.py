@@ -1,0 +1,100 @@
+"""Backups of a whole node, and erasing what belongs to a key."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from penstock.cli.output import JsonOption, emit_json, stderr
+from penstock.errors import OptionsError
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.command(epilog="Example: penstock backup ./penstock-data /backup/2026-01-31")(backup)
+    app.command(epilog="Example: penstock restore /backup/2026-01-31 ./penstock-data")(restore)
+    app.command(epilog="Example: penstock erase ./penstock-data --key pump-7 --logs")(erase)
+
+
+def backup(
+    data: Annotated[str, typer.Argument(metavar="DATA", help="The data directory of a node, running or not.")],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="A folder that is made.")],
+    json: JsonOption = False,
+) -> None:
+    """Copy a whole node while it runs.
+
+    The copy is read again and compared with the original, record by record, before it gets its name.
+    """
+    from penstock.node.backup import back_up
+
+    report = back_up(data, target, lambda step: None if json else stderr.print(f"{step} …"))
+    if json:
+        emit_json(report)
+        return
+    records = sum(log.records for log in report.logs)
+    stderr.print(f"{target}: {len(report.files)} files, {len(report.logs)} logs, {records} records", soft_wrap=True)
+    for name in report.left_out:
+        stderr.print(
+            f"left out: {name}; it is made again from its log, or carried by penstock artifact", soft_wrap=True
+        )
+
+
+def restore(
+    source: Annotated[str, typer.Argument(metavar="BACKUP", help="What penstock backup made.")],
+    data: Annotated[str, typer.Argument(metavar="DATA", help="The data directory; it must not be there.")],
+    json: JsonOption = False,
+) -> None:
+    """Bring a backup of a node back.
+
+    What is restored is compared with what was backed up before it gets its name.
+    """
+    from penstock.node.backup import restore as bring_back
+
+    report = bring_back(source, data, lambda step: None if json else stderr.print(f"{step} …"))
+    if json:
+        emit_json(report)
+    else:
+        stderr.print(f"{data}: restored as of {report.created}", soft_wrap=True)
+
+
+def erase(
+    data: Annotated[str, typer.Argument(metavar="DATA", help="The data directory of a node that is stopped.")],
+    key: Annotated[str, typer.Option(help="Whose data are erased.")],
+    logs: Annotated[
+        bool, typer.Option("--logs", help="Rewrite logs too: records keep their numbers and lose their content.")
+    ] = False,
+    topic: Annotated[
+        list[str] | None, typer.Option(help="A retained message of it under another topic; repeatable.")
+    ] = None,
+    lake: Annotated[
+        list[str] | None, typer.Option(help="A Delta table with a column key; repeatable.", metavar="TABLE")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Erase what belongs to a key.
+
+    In folds and retained messages, with --logs in logs, with --lake in tables. Backups and shipped segments are not
+    touched.
+    """
+    import os
+
+    from penstock.node.erase import Erased, erase_key
+    from penstock.node.node import hold_data
+
+    if not os.path.isdir(data):
+        raise OptionsError(f"{data}: there is no such data directory")
+    with hold_data(data):
+        found = erase_key(data, key, logs=logs, topics=topic or ())
+    for table in lake or ():
+        import deltalake
+
+        done = deltalake.DeltaTable(table).delete(f"key = '{key.replace(chr(39), chr(39) * 2)}'")
+        found.append(Erased(table, "lake", int(done.get("num_deleted_rows") or 0)))
+    for one in found:
+        if json:
+            emit_json(one)
+        else:
+            stderr.print(f"{one.place}: {one.count} erased", soft_wrap=True)

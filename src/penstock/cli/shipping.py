@@ -1,0 +1,101 @@
+"""What ``penstock ship run`` does: a shipper for each log, until everything is shipped or someone interrupts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from penstock.cli.output import progress_bar
+from penstock.errors import NotFoundError, OptionsError
+from penstock.lifecycle import State
+from penstock.ship import ShipOptions, ShipPart
+
+__all__ = ["ship_logs"]
+
+DRAIN_SECONDS = 10.0
+ONCE_TRIES = 2
+"""How often a store that is away is tried with --once; each try goes on for a minute by itself."""
+
+
+def ship_logs(
+    logs: list[str], url: str, node: str, options: ShipOptions, *, once: bool, roll_seconds: float | None
+) -> list[dict[str, Any]]:
+    """Ship logs below a URL; return what there is to say about each at the end."""
+    names = [os.path.basename(path.rstrip("/")) for path in logs]
+    if len(set(names)) < len(names):
+        raise OptionsError("two logs have the same name, and each goes under its own: ship them to different places")
+    if once and roll_seconds is None:
+        roll_seconds = 0.0  # everything that is there now: a log that nobody has open has nothing to wait for
+    parts = [
+        ShipPart(path, url, node=node or socket.gethostname(), options=options, roll_seconds=roll_seconds)
+        for path in logs
+    ]
+    return asyncio.run(_run(parts, once=once))
+
+
+async def _run(parts: list[ShipPart], *, once: bool) -> list[dict[str, Any]]:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):  # not in every thread
+            loop.add_signal_handler(number, stop.set)
+    for number, change in ((signal.SIGUSR1, ShipPart.pause), (signal.SIGUSR2, ShipPart.resume)):
+        with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):
+            loop.add_signal_handler(number, _all, change, parts)
+    started: list[ShipPart] = []
+    try:
+        for part in parts:
+            await part.start()
+            started.append(part)
+        with progress_bar("shipping", "bytes") as bar:
+            task = bar.add_task("", total=None)
+            while not stop.is_set() and not await _finished(parts, once=once):
+                sent = sum(int(about.get("shipped_bytes", 0)) for about in await asyncio.to_thread(_describe, parts))
+                bar.update(task, completed=sent)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(0.2):
+                        await stop.wait()
+        if once and not stop.is_set():
+            for part in parts:
+                if _given_up(part):
+                    raise part.failures[-1]
+        if stop.is_set():
+            await asyncio.gather(*(part.drain(DRAIN_SECONDS) for part in parts))
+        for part in parts:
+            if part.health().state is State.FAILED:
+                await part.wait()
+        return await asyncio.to_thread(_describe, parts)
+    finally:
+        for part in started:
+            await part.stop()
+
+
+def _describe(parts: list[ShipPart]) -> list[dict[str, Any]]:
+    return [part.describe() for part in parts]
+
+
+def _all(change: Callable[[ShipPart], None], parts: list[ShipPart]) -> None:
+    for part in parts:
+        change(part)
+
+
+def _given_up(part: ShipPart) -> bool:
+    """Whether there is no use in going on: a log or a bucket that is not there, a store that stays away."""
+    failures = list(part.failures)
+    return len(failures) >= ONCE_TRIES or any(isinstance(one, NotFoundError) for one in failures)
+
+
+async def _finished(parts: list[ShipPart], *, once: bool) -> bool:
+    if any(part.health().state is State.FAILED for part in parts):
+        return True
+    if not once:
+        return False
+    if any(map(_given_up, parts)):
+        return True
+    found = await asyncio.to_thread(lambda: [part.status() for part in parts])
+    return all(part.idle for part in parts) and not any(status is None or status.backlog_segments for status in found)

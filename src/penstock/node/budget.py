@@ -1,0 +1,365 @@
+"""The disk budget of a node: an alarm before, then what may go goes first, and refusal at the end.
+
+    ok ──► alarm ──► sacrifice: the oldest segments of channels that allow it ──► full: nothing more is taken
+
+When a store or a log would be full is foretold from how fast it has been growing; when a consumer would lose records,
+from how its distance to the oldest record shrinks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any, Final, Literal
+
+import msgspec
+
+from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.disk import disk_for, in_disk_thread
+from penstock.errors import LockedError, NotFoundError, PenstockError
+from penstock.lifecycle import Health, Part, State
+from penstock.log.detect import open_log
+from penstock.log.messagelog import MessageLog
+from penstock.log.sidecar import sidecar_of
+from penstock.metrics import REGISTRY
+from penstock.mqtt.server import MqttServer
+from penstock.node.folding import STORES
+from penstock.node.ingest.channel import open_channel_writer
+from penstock.node.ingest.server import IngestPart
+from penstock.node.options import DiskOptions, NodeChannelOptions, NodeConfig
+
+__all__ = ["BudgetPart", "Level", "Trend", "level_of"]
+
+_log = logging.getLogger("penstock.node")
+
+_used = REGISTRY.gauge("disk_used_bytes", "bytes below the data directory")
+_budget = REGISTRY.gauge("disk_budget_bytes", "bytes the node may use")
+_free = REGISTRY.gauge("disk_free_bytes", "bytes that are free on the disk of the data directory")
+_full_in = REGISTRY.gauge("disk_full_seconds", "when the budget will be used up, +Inf while nothing grows")
+_level = REGISTRY.gauge("disk_level", "0 fine, 1 alarm, 2 sacrifice, 3 full: nothing is taken")
+_sacrificed = REGISTRY.counter(
+    "disk_sacrificed_segments", "segments dropped to keep within the disk budget", labels=("channel",)
+)
+_loss_in = REGISTRY.gauge(
+    "channel_loss_seconds", "when retention takes what a consumer has not read", labels=("channel", "consumer")
+)
+_session_loss = REGISTRY.gauge(
+    "session_loss_seconds", "when the queue of an absent session is full; the twenty nearest", labels=("session",)
+)
+
+MOST_SESSIONS: Final = 20
+WEIGHT: Final = 0.3
+"""How much the newest difference counts in a trend."""
+Level = Literal["ok", "alarm", "sacrifice", "full"]
+LEVELS: Final = ("ok", "alarm", "sacrifice", "full")
+
+
+class Trend:
+    """How fast a number grows, smoothed.
+
+    >>> trend = Trend()
+    >>> [trend.note(at, 10.0 * at) for at in (0, 1, 2)][-1] > 0
+    True
+    >>> round(trend.reaches(100.0))
+    8
+    """
+
+    def __init__(self) -> None:
+        self._at: float | None = None
+        self.value = self.rate = 0.0
+        self._known = False
+
+    def note(self, at: float, value: float) -> float:
+        """Take a new value; return its rate a second."""
+        if self._at is not None and at > self._at:
+            rate = (value - self.value) / (at - self._at)
+            self.rate = self.rate + WEIGHT * (rate - self.rate) if self._known else rate
+            self._known = True
+        self._at, self.value = at, value
+        return self.rate
+
+    def reaches(self, bound: float) -> float:
+        """Return in how many seconds it is there; infinity while it does not come nearer."""
+        if self.value >= bound:
+            return 0.0
+        return (bound - self.value) / self.rate if self.rate > 0 else math.inf
+
+
+def level_of(options: DiskOptions, used: int, free: int) -> tuple[Level, int]:
+    """Return how much of the budget is used, as a level, and the budget in bytes.
+
+    >>> level_of(DiskOptions(budget_bytes=100, reserve_bytes=0), 85, 1 << 40)
+    ('alarm', 100)
+    >>> level_of(DiskOptions(budget_bytes=0, reserve_bytes=50), 100, 40)
+    ('full', 90)
+    """
+    room = max(0, used + free - options.reserve_bytes)
+    budget = min(options.budget_bytes or room, room)
+    if used >= budget:
+        return "full", budget
+    part = used / budget
+    if part >= options.sacrifice_at:
+        return "sacrifice", budget
+    return ("alarm" if part >= options.alarm_at else "ok"), budget
+
+
+class Consumer(msgspec.Struct, frozen=True):
+    """How far a consumer of a channel is from losing records.
+
+    >>> Consumer("readings", "ship-ab", 5, None).seconds is None
+    True
+    """
+
+    channel: str
+    consumer: str
+    behind: int
+    seconds: float | None
+    """None: never, as things go now."""
+
+
+class BudgetPart:
+    """Watches the disk; see penstock.lifecycle.Part.
+
+    >>> BudgetPart(lambda: NodeConfig(data="nowhere"), lambda name: None).name
+    'disk'
+    """
+
+    name = "disk"
+
+    def __init__(
+        self,
+        config: Callable[[], NodeConfig],
+        part: Callable[[str], Part | None],
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._config, self._part, self._clock = config, part, clock
+        self._state = State.NEW
+        self._stop = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._growth = Trend()
+        self._margins: dict[tuple[str, str], Trend] = {}
+        self._sessions: dict[str, Trend] = {}
+        self.level: Level = "ok"
+        self.used = self.free = self.budget = 0
+        self.sacrificed = 0
+        self.consumers: list[Consumer] = []
+        self.sessions: list[dict[str, Any]] = []
+
+    # --- The life of a Part
+
+    async def start(self) -> None:
+        """Look for the first time and go on looking."""
+        self._state = State.STARTING
+        await self.look()
+        self._task = asyncio.create_task(self._run(), name=self.name)
+        self._state = State.READY
+
+    async def _run(self) -> None:
+        while not self._stop.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._config().disk.look_seconds):
+                    await self._stop.wait()
+                    return
+            await self.look()
+
+    async def ready(self) -> None:
+        """Return at once."""
+
+    async def drain(self, seconds: float) -> None:
+        """Go on until the end."""
+
+    async def stop(self) -> None:
+        """End."""
+        self._stop.set()
+        task, self._task = self._task, None
+        if task is not None:
+            await asyncio.gather(task, return_exceptions=True)
+        self._state = State.STOPPED
+
+    async def wait(self) -> None:
+        """Return when it has stopped; raises what made it fail."""
+        if self._task is not None:
+            await asyncio.shield(self._task)
+
+    def health(self) -> Health:
+        """Return how it is: degraded from the alarm on."""
+        if self._state is State.READY and self.level != "ok":
+            return Health(State.DEGRADED, self._words())
+        return Health(self._state)
+
+    def describe(self) -> dict[str, Any]:
+        """Return what is used, and when it will be full."""
+        return {
+            "level": self.level,
+            "used_bytes": self.used,
+            "budget_bytes": self.budget,
+            "free_bytes": self.free,
+            "full_seconds": _finite(self._growth.reaches(self.budget)),
+            "sacrificed_segments": self.sacrificed,
+            "consumers": self.consumers,
+            "sessions": self.sessions,
+        }
+
+    # --- A look
+
+    async def look(self) -> None:
+        """Measure, foretell, and act."""
+        config = self._config()
+        self.used, self.free = await in_disk_thread(_measure, config.data)
+        self._growth.note(self._clock.monotonic(), self.used)
+        before, (self.level, self.budget) = self.level, level_of(config.disk, self.used, self.free)
+        if LEVELS.index(self.level) > LEVELS.index(before):
+            _log.warning("disk: %s", self._words())
+        if LEVELS.index(self.level) >= LEVELS.index("sacrifice"):
+            await self._sacrifice(config)
+        ingest = self._part("ingest")
+        if isinstance(ingest, IngestPart):
+            ingest.refusal = self._words() if self.level == "full" else ""
+        broker = self._part("mqtt")
+        if isinstance(broker, MqttServer) and broker.kept is not None:
+            broker.kept.journal.refusal = self._words() if self.level == "full" else ""
+        margins = await in_disk_thread(lambda: list(_margins(config)))
+        self._foretell(margins)
+        self._look_at_sessions()
+        _used.set(self.used)
+        _budget.set(self.budget)
+        _free.set(self.free)
+        _full_in.set(self._growth.reaches(self.budget))
+        _level.set(LEVELS.index(self.level))
+
+    async def _sacrifice(self, config: NodeConfig) -> None:
+        """Drop the oldest segments, of the channel with the highest number first, until there is room."""
+        wanted = int(self.budget * config.disk.sacrifice_at)
+        order = sorted((one for one in config.channel if one.sacrifice), key=lambda one: -one.sacrifice)
+        for channel in order:
+            while self.used > wanted and await self._drop_oldest(channel, config.data):
+                self.sacrificed += 1
+                _sacrificed.add(channel=channel.name)
+                _log.warning("disk: the oldest segment of channel %s was given up", channel.name)
+                self.used, self.free = await in_disk_thread(_measure, config.data)
+        self.level, self.budget = level_of(config.disk, self.used, self.free)
+
+    async def _drop_oldest(self, options: NodeChannelOptions, data: str) -> bool:
+        ingest = self._part("ingest")
+        channel = ingest.channels.get(options.name) if isinstance(ingest, IngestPart) else None
+        if channel is not None and channel.failure is None:
+            return await in_disk_thread(_drop_oldest, channel.writer)
+        return await in_disk_thread(_drop_in_closed, options, data)
+
+    def _foretell(self, margins: list[tuple[str, str, int, int | None]]) -> None:
+        now, found, seen = self._clock.monotonic(), [], set()
+        losses: dict[tuple[str, ...], float] = {}
+        for channel, consumer, behind, margin in margins:
+            key = channel, consumer
+            seen.add(key)
+            trend = self._margins.setdefault(key, Trend())
+            seconds = math.inf
+            if margin is not None:
+                trend.note(now, -margin)
+                seconds = trend.reaches(0)
+            losses[key] = seconds
+            found.append(Consumer(channel, consumer, behind, _finite(seconds)))
+        for key in set(self._margins) - seen:
+            del self._margins[key]
+        self.consumers = found
+        _loss_in.replace(losses)
+
+    def _look_at_sessions(self) -> None:
+        part = self._part("mqtt")
+        if not isinstance(part, MqttServer) or not part.health().state.serves:
+            return
+        now, limit = self._clock.monotonic(), part.options.broker.max_queued_messages
+        waiting = [one for one in part.broker.sessions.values() if one.queued_messages]
+        waiting.sort(key=lambda one: -one.queued_messages)
+        names = {one.client_id for one in waiting[:MOST_SESSIONS]}
+        for name in set(self._sessions) - names:
+            del self._sessions[name]
+        self.sessions = []
+        losses: dict[tuple[str, ...], float] = {}
+        for one in waiting[:MOST_SESSIONS]:
+            trend = self._sessions.setdefault(one.client_id, Trend())
+            trend.note(now, one.queued_messages)
+            seconds = trend.reaches(limit)
+            losses[one.client_id,] = seconds
+            self.sessions.append({"session": one.client_id, "queued": one.queued_messages, "seconds": _finite(seconds)})
+        _session_loss.replace(losses)
+
+    def _words(self) -> str:
+        part = 100 * self.used / self.budget if self.budget else 100.0
+        last = {"full": "; nothing more is taken", "sacrifice": "; the oldest segments go"}.get(self.level, "")
+        return f"{self.used} of {self.budget} bytes are used ({part:.0f} %){last}"
+
+
+def _finite(seconds: float) -> float | None:
+    return None if math.isinf(seconds) else round(seconds, 1)
+
+
+def _measure(data: str) -> tuple[int, int]:
+    """Return the bytes below a folder, as they lie on the disk, and what is free there."""
+    used, folders = 0, [data]
+    while folders:
+        try:
+            with os.scandir(folders.pop()) as entries:
+                for entry in entries:
+                    with contextlib.suppress(FileNotFoundError):
+                        stat = entry.stat(follow_symlinks=False)
+                        used += stat.st_blocks * 512
+                        if entry.is_dir(follow_symlinks=False):
+                            folders.append(entry.path)
+        except FileNotFoundError:
+            continue
+    return used, shutil.disk_usage(data).free
+
+
+def _drop_oldest(writer: Any) -> bool:
+    """Drop the oldest segment of a message log; the one being written is sealed first if it is the only one."""
+    if not isinstance(writer, MessageLog):
+        return False
+    end = writer.next_position
+    with open_log(writer.path) as log:
+        files = log.stat()["files"]
+    if len(files) < 2:
+        if not files or files[0]["first_seq"] >= end:
+            return False
+        writer.roll()
+        following = end
+    else:
+        following = int(files[1]["first_seq"])
+    return writer.drop_before(following) > 0
+
+
+def _drop_in_closed(options: NodeChannelOptions, data: str) -> bool:
+    if disk_for(data).stat(options.path(data)) is None:
+        return False
+    try:
+        with open_channel_writer(options, data) as writer:
+            return _drop_oldest(writer)
+    except LockedError:
+        return False
+
+
+def _margins(config: NodeConfig) -> Iterator[tuple[str, str, int, int | None]]:
+    """Yield (channel, consumer, records behind, records until retention takes unread ones or None)."""
+    for channel in config.channel:
+        path = channel.path(config.data)
+        if channel.format != "messagelog" or disk_for(path).stat(path) is None:
+            continue
+        try:
+            with open_log(path) as log:
+                end = log.next_position
+            cursors = sidecar_of(disk_for(path), path).cursors()
+        except (PenstockError, OSError):
+            continue
+        for fold in config.fold:
+            if os.path.realpath(fold.log) == os.path.realpath(path):
+                with contextlib.suppress(NotFoundError), STORES[fold.backend].open(fold.store, read_only=True) as store:
+                    cursors[f"fold:{fold.name}"] = store.cursor().token.as_int() or 1
+        for name, cursor in sorted(cursors.items()):
+            margin = None if not channel.max_messages else cursor - (end - channel.max_messages)
+            yield channel.name, name, max(0, end - cursor), margin

@@ -1,0 +1,146 @@
+"""What a node is told: one file, one struct.  Everything has a default, so an empty file is a node that serves."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from penstock.disk.plain import read_small
+from penstock.errors import NotFoundError, OptionsError
+from penstock.mqtt.server import ATTACHED, RELOADED_LIMITS
+from penstock.node.mistakes import Mistake, check_table, read_table
+from penstock.node.options import NodeConfig
+
+__all__ = ["NodeConfig", "load_config", "check_config", "effective_config", "changes", "needs_restart"]
+
+SECRETS: Final = ("token", "password")
+HIDDEN: Final = "(hidden)"
+RESTART: Final = "needs a restart"
+
+
+def check_config(text: str, environment: Mapping[str, str] | None = None) -> tuple[NodeConfig | None, list[Mistake]]:
+    r"""Return the configuration, or every mistake in it.
+
+    >>> [mistake.line for mistake in check_config("[mqtt]\nport = 70000\nprot = 1\n")[1]]
+    [2, 3]
+    """
+    table, mistakes = read_table(text, os.environ if environment is None else environment)
+    mistakes += check_table(table, NodeConfig)
+    if mistakes:
+        return None, sorted(mistakes)
+    return msgspec.convert(table.values, NodeConfig), []
+
+
+def load_config(path: str | None, overrides: Mapping[str, Any] | None = None) -> NodeConfig:
+    """Return the configuration of a file (of none: the defaults) and the environment; OptionsError names every mistake.
+
+    ``overrides`` are dotted keys from a command line.
+
+    >>> load_config(None, {"mqtt.port": 0}).mqtt.port
+    0
+    """
+    text = ""
+    if path is not None:
+        try:
+            text = read_small(path).decode()
+        except FileNotFoundError:
+            raise NotFoundError(f"{path}: there is no such configuration; penstock init writes one") from None
+        except (OSError, UnicodeDecodeError) as exc:
+            raise OptionsError(f"{path}: {exc}") from None
+    table, mistakes = read_table(text, os.environ)
+    for key, value in (overrides or {}).items():
+        *names, last = key.split(".")
+        values = table.values
+        for name in names:
+            values = values.setdefault(name, {})
+        values[last] = value
+    mistakes += check_table(table, NodeConfig)
+    if mistakes:
+        raise OptionsError("\n".join(f"{path or 'configuration'}: {mistake}" for mistake in sorted(mistakes)))
+    return msgspec.convert(table.values, NodeConfig)
+
+
+def effective_config(config: NodeConfig) -> dict[str, Any]:
+    """Return every value in force, ready for TOML or JSON; secrets are not shown.
+
+    >>> from penstock.node.options import HttpOptions
+    >>> effective_config(NodeConfig(http=HttpOptions(token="x")))["http"]["token"]
+    '(hidden)'
+    """
+
+    def shown(value: Any, name: str = "") -> Any:
+        if isinstance(value, dict):
+            return {key: shown(item, key) for key, item in value.items() if item is not None}
+        return HIDDEN if value and name in SECRETS else value
+
+    found: dict[str, Any] = shown(msgspec.to_builtins(config))
+    return found
+
+
+def changes(running: NodeConfig, wanted: NodeConfig) -> list[str]:
+    """Return, a line a key, what going from one configuration to the other does to a running node.
+
+    What passwords, rules and certificates files contain is read again on SIGHUP and is no part of this.
+
+    >>> changes(NodeConfig(), NodeConfig(data="elsewhere"))
+    ['data: ./penstock-data → elsewhere  (needs a restart)']
+    """
+    before, after = _flat(effective_config(running)), _flat(effective_config(wanted))
+    return [
+        f"{key}: {before.get(key, '-')} → {after.get(key, '-')}  ({_effect(key)})"
+        for key in sorted({*before, *after})
+        if before.get(key) != after.get(key)
+    ]
+
+
+def needs_restart(running: NodeConfig, wanted: NodeConfig) -> list[str]:
+    """Return the keys that differ and that a running node cannot take over.
+
+    >>> needs_restart(NodeConfig(), NodeConfig(data="elsewhere", drain_seconds=3))
+    ['data']
+    """
+    before, after = _flat(msgspec.to_builtins(running)), _flat(msgspec.to_builtins(wanted))
+    keys = sorted({*before, *after})
+    return [key for key in keys if before.get(key) != after.get(key) and _effect(key) == RESTART]
+
+
+def _effect(key: str) -> str:
+    table, _, name = key.partition(".")
+    limits = name.startswith("limits.") or name.removeprefix("broker.") in RELOADED_LIMITS
+    if table in ("fold", "ship", "meeting", "channel", "export"):
+        return "on SIGHUP: parts are started, stopped or started again"
+    if table == "mqtt" and name in ATTACHED:
+        return "on SIGHUP: what changed is ended, what is new begins"
+    if key == "drain_seconds" or table in ("disk", "ledger") or (table == "mqtt" and limits):
+        return "on SIGHUP"
+    return RESTART
+
+
+def differing(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    """Return what of a configuration is no default.
+
+    >>> differing({"a": 1, "b": {"c": 2, "d": 3}}, {"a": 1, "b": {"c": 2}})
+    {'b': {'d': 3}}
+    """
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            inner = differing(value, defaults.get(name, {}))
+            if inner:
+                found[name] = inner
+        elif value != defaults.get(name):
+            found[name] = value
+    return found
+
+
+def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            found.update(_flat(value, f"{prefix}{name}."))
+        else:
+            found[prefix + name] = value
+    return found

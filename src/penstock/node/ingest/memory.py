@@ -1,0 +1,251 @@
+"""Who has written how much to a channel, remembered so that a kill between any two steps neither loses nor doubles.
+
+    before an append   store: what the last one brought is settled; position P and what comes next is announced
+    append             log: the records, in the announced order
+    after a crash      records at and behind P are counted: the announced ones, in order, as far as they got
+
+One apply of the store does both, so an append costs one small write more.  A record that the log has is counted for its
+producer, and only such a record, whatever moment the process died at.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from penstock.disk import disk_for
+from penstock.errors import CorruptionError, ExpiredError
+from penstock.log.face import LogReader
+from penstock.log.options import SyncMode
+from penstock.log.sidecar import identity_of
+from penstock.store import AppendLogStore
+from penstock.types import KvUpdate, WatchCursor
+
+__all__ = ["Announced", "IngestMemory", "IngestTotals", "count_from", "read_totals"]
+
+ANNOUNCED: Final = "announced"
+TOTALS: Final = "totals"
+WRITER: Final = "writer/"
+FORGET_SECONDS: Final = 30 * 86_400
+POWER: Final = "power cut"
+
+
+class Announced(NamedTuple):
+    """Records of one producer that are about to be appended."""
+
+    writer: str
+    first: int
+    records: int
+
+
+class IngestTotals(msgspec.Struct, frozen=True, kw_only=True):
+    """What came through ingest, exact at ``position`` of the log.
+
+    >>> IngestTotals(position=81, came=3).lost
+    {}
+    """
+
+    log_id: str = ""
+    position: int = -1
+    """Everything counted lies below; -1 before the log was ever looked at."""
+    came: int = 0
+    """Records that producers were, or are about to be, told the log has."""
+    others: int = 0
+    """Records of the log that did not come through ingest."""
+    lost: dict[str, int] = {}
+    """Records that were acknowledged and that the log has no more, by reason."""
+
+
+class IngestMemory:
+    """What is remembered of the producers of one channel.  One thread at a time.
+
+    >>> import tempfile
+    >>> from penstock.log import open_log
+    >>> from penstock.log.messagelog import MessageLog
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> log = MessageLog.open(folder.name + "/log")
+    >>> memory = IngestMemory(folder.name + "/memory.snap", log.path)
+    >>> memory.announce(log.next_position, [Announced("ann", 1, 2)])
+    >>> numbers = log.append_many([b"one", b"two"])           # and here the process dies
+    >>> memory.abandon()
+    >>> memory = IngestMemory(folder.name + "/memory.snap", log.path)
+    >>> memory.last("ann"), memory.totals.came
+    (2, 2)
+    >>> memory.close(); log.close(); folder.cleanup()
+    """
+
+    def __init__(self, path: str, log: str, *, sync: SyncMode = "interval") -> None:
+        disk_for(path).make_folder(os.path.dirname(path) or ".")
+        self._store = AppendLogStore.open(path, sync=sync)
+        try:
+            self._last: dict[str, tuple[int, int]] = {}
+            for entry in self._store.range(WRITER):
+                self._last[entry.key.removeprefix(WRITER)] = _decode(path, entry.value, tuple[int, int])
+            self.totals = read_totals(self._store)
+            self._announced = self._read_announced()
+            self._touched: set[str] = set()
+            self._confirmed: dict[str, int] = {}
+            self._recover(log)
+        except BaseException:
+            self._store.close()
+            raise
+
+    # --- What is known
+
+    def last(self, writer: str) -> int:
+        """Return the highest number of a producer that the log has."""
+        return max(self._confirmed.get(writer, 0), self._last.get(writer, (0, 0))[0])
+
+    # --- The order of an append
+
+    def announce(self, position: int, batches: Sequence[Announced]) -> None:
+        """Settle what was announced before as appended, and keep what comes next; ``position`` is the log's end."""
+        self._count(position, sum(one.records for one in self._announced))
+        self._announced, self._confirmed = list(batches), {}
+        self._write()
+
+    def confirm(self) -> None:
+        """Note, here only, that what was announced was appended."""
+        self._confirmed = {writer: first + count - 1 for writer, first, count in self._announced}
+
+    def settle(self, position: int) -> None:
+        """Settle what was announced: all of it was appended, and the log ends at ``position`` now."""
+        if self._announced:
+            self.announce(position, [])
+
+    def missing(self, writer: str, first: int) -> None:
+        """Note that a producer goes on behind a hole: what it was told the log had is gone."""
+        hole = first - 1 - self.last(writer)
+        lost = dict(self.totals.lost)
+        lost[POWER] = lost.get(POWER, 0) + hole
+        self.totals = msgspec.structs.replace(self.totals, came=self.totals.came + hole, lost=lost)
+        self._last[writer] = (first - 1, time.time_ns())
+        self._touched.add(writer)
+
+    def close(self) -> None:
+        """Let go of the store."""
+        self._store.close()
+
+    def abandon(self) -> None:
+        """Let go without settling: the next one looks at the log."""
+        self._store.close()
+
+    # --- After a crash
+
+    def _recover(self, log: str) -> None:
+        """Count what the log has at and behind the position up to which everything is settled."""
+        from penstock.log.detect import open_log
+
+        with open_log(log) as reader:
+            log_id, end = identity_of(disk_for(log), log), reader.next_position
+            if self.totals.log_id != log_id:  # new here, or another log under this name: begin with what it has
+                others = count_from(reader, reader.first_position, end)
+                if reader.format == "messagelog":  # numbers tell how many retention has taken
+                    others += reader.first_position - 1
+                self.totals = IngestTotals(log_id=log_id, position=end, others=others)
+                self._announced = []
+                self._write()
+                return
+            settled = self.totals.position
+            if end < settled:  # only a power cut takes records back
+                self._give_back(reader, end)
+                return
+            found = count_from(reader, settled, end)
+        announced = sum(one.records for one in self._announced)
+        self._count(end, min(found, announced), others=max(0, found - announced))
+        self._announced = []
+        self._write()
+
+    def _give_back(self, reader: LogReader, end: int) -> None:
+        """Note that the log ends before what was settled: its last records are lost, and their numbers with them."""
+        counted = self.totals.came + self.totals.others - sum(self.totals.lost.values())
+        gone = self.totals.position - end
+        if reader.format != "messagelog":  # positions are bytes there: what is left has to be counted
+            gone = max(0, counted - count_from(reader, reader.first_position, end))
+        lost = dict(self.totals.lost)
+        lost[POWER] = lost.get(POWER, 0) + gone
+        self.totals = msgspec.structs.replace(self.totals, position=end, lost=lost)
+        self._announced = []
+        self._write()
+
+    # --- Small things
+
+    def _count(self, position: int, arrived: int, others: int = 0) -> None:
+        now, left = time.time_ns(), arrived
+        for writer, first, count in self._announced:
+            taken = min(left, count)
+            left -= taken
+            if taken:
+                self._last[writer] = (first + taken - 1, now)
+                self._touched.add(writer)
+        totals = self.totals
+        self.totals = msgspec.structs.replace(
+            totals, position=position, came=totals.came + arrived, others=totals.others + others
+        )
+
+    def _write(self) -> None:
+        updates = [KvUpdate.put(WRITER + name, msgspec.msgpack.encode(self._last[name])) for name in self._touched]
+        updates += [KvUpdate.delete(WRITER + name) for name in self._forgotten()]
+        updates.append(KvUpdate.put(TOTALS, msgspec.msgpack.encode(self.totals)))
+        updates.append(KvUpdate.put(ANNOUNCED, msgspec.msgpack.encode(self._announced)))
+        self._store.apply(updates, WatchCursor.of(max(0, self.totals.position)))
+        self._touched.clear()
+
+    def _forgotten(self) -> list[str]:
+        """Return producers that were not heard of for a month, looked for now and then."""
+        if len(self._last) < 1000 or len(self._last) % 100:
+            return []
+        before = time.time_ns() - FORGET_SECONDS * 10**9
+        old = [name for name, (_, when) in self._last.items() if when < before]
+        for name in old:
+            del self._last[name]
+        return old
+
+    def _read_announced(self) -> list[Announced]:
+        entry = self._store.get(ANNOUNCED)
+        return [] if entry is None else _decode(self._store.path, entry.value, list[Announced])
+
+
+def read_totals(store: AppendLogStore) -> IngestTotals:
+    """Return the totals of a channel from its store, also while the node writes it."""
+    entry = store.get(TOTALS)
+    return IngestTotals() if entry is None else _decode(store.path, entry.value, IngestTotals)
+
+
+def count_from(log: LogReader, start: int, end: int) -> int:
+    """Return how many records a log has from ``start`` up to ``end``.
+
+    >>> import tempfile
+    >>> from penstock.log import open_log
+    >>> from penstock.log.messagelog import MessageLog
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> with MessageLog.open(folder.name + "/log") as writer:
+    ...     numbers = writer.append_many([b"x"] * 5)
+    >>> with open_log(folder.name + "/log") as log:
+    ...     count_from(log, 2, 5)
+    3
+    >>> folder.cleanup()
+    """
+    count, at = 0, max(start, log.first_position)
+    while at < end:
+        try:
+            batch = log.read(at)
+        except ExpiredError:  # retention was faster: what it took is not there to be counted
+            at = max(log.first_position, at + 1)
+            continue
+        if not len(batch):
+            break
+        count += len(batch) if batch.next_position <= end else int((batch.positions < end).sum())
+        at = batch.next_position
+    return count
+
+
+def _decode(path: str, value: bytes | memoryview, kind: Any) -> Any:
+    try:
+        return msgspec.msgpack.decode(value, type=kind)
+    except msgspec.MsgspecError as exc:
+        raise CorruptionError(path, 0, f"not what ingest remembers: {exc}") from None

@@ -1,0 +1,155 @@
+"""The ledger as a part of the node: it looks at every seam again and again, and a difference is an alarm."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from penstock.disk import disk_for, in_disk_thread
+from penstock.lifecycle import Health, State
+from penstock.metrics import REGISTRY
+from penstock.node.ledger.book import Book, Figures
+from penstock.node.ledger.reckon import LedgerReckoner, RunningTap, SeamCount, lake_seams
+from penstock.node.ledger.seams import IngestSeam, Seam, seams_of, write_seams
+from penstock.node.options import NodeConfig
+
+__all__ = ["LedgerPart"]
+
+_log = logging.getLogger("penstock.node")
+
+_figures = REGISTRY.gauge("ledger_records", "records of a seam: came, went, waiting, lost", labels=("seam", "what"))
+_ok = REGISTRY.gauge("ledger_ok", "whether what came at a seam is accounted for", labels=("seam",))
+
+
+class LedgerPart:
+    """Counts the seams of a node; see penstock.lifecycle.Part.
+
+    >>> LedgerPart(lambda: NodeConfig(data="nowhere")).name
+    'ledger'
+    """
+
+    name = "ledger"
+
+    def __init__(
+        self,
+        config: Callable[[], NodeConfig],
+        running: Callable[[], Mapping[str, RunningTap]] = dict,
+        deliveries: Callable[[], Figures | None] = lambda: None,
+    ) -> None:
+        self._config, self._running, self._deliveries = config, running, deliveries
+        self._state, self._reason = State.NEW, ""
+        self._stop = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._book: Book | None = None
+        self._written: list[Seam] | None = None
+        self._known: dict[str, tuple[object, SeamCount]] = {}
+        self.seams: list[SeamCount] = []
+        """What the last look found."""
+
+    async def start(self) -> None:
+        """Open the book and look for the first time."""
+        self._state = State.STARTING
+        self._book = await in_disk_thread(Book, self._config().data)
+        try:
+            await self.look()
+        except BaseException:
+            await in_disk_thread(self._book.close)
+            raise
+        self._task = asyncio.create_task(self._run(), name=self.name)
+        self._state = State.READY
+
+    async def _run(self) -> None:
+        while not self._stop.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._config().ledger.look_seconds):
+                    await self._stop.wait()
+            await self.look()
+
+    async def look(self) -> None:
+        """Look at every seam once."""
+        self.seams = await in_disk_thread(self._look, self._deliveries())
+        alarms = [seam.alarm for seam in self.seams if seam.alarm]
+        for alarm in alarms:
+            if alarm not in self._reason:
+                _log.error("ledger: %s", alarm)
+        self._reason = "; ".join(alarms)
+        _ok.replace({(seam.seam,): float(seam.ok) for seam in self.seams})
+        _figures.replace({
+            (seam.seam, what): float(count)
+            for seam in self.seams
+            for what, count in (
+                ("came", seam.came), ("went", seam.went), ("waiting", seam.waiting), ("lost", sum(seam.lost.values())),
+            )
+        })  # fmt: skip
+
+    def _look(self, deliveries: Figures | None) -> list[SeamCount]:
+        assert self._book is not None
+        config = self._config()
+        seams: list[Seam] = seams_of(config, _channels_of(config.data))
+        if seams != self._written:
+            write_seams(config.data, seams)
+            self._written = seams
+        reckoner = LedgerReckoner(self._book, running=self._running(), deliveries=deliveries)
+        counts = [self._count(reckoner, seam) for seam in (*seams, *lake_seams(config.data))]
+        reckoner.tidy(config.ledger.keep_hours)
+        self._book.save()
+        return counts
+
+    def _count(self, reckoner: LedgerReckoner, seam: Seam) -> SeamCount:
+        """Count a seam, unless it is a channel that nobody has written to since the last look of this hour."""
+        if not isinstance(seam, IngestSeam):
+            return reckoner.count(seam)
+        found = disk_for(seam.memory).stat(seam.memory)
+        state = None if found is None else (found.size, found.modified_ns, found.identity, reckoner.hour)
+        known = self._known.get(seam.name)
+        if known is not None and known[0] == state and known[1].ok:
+            return known[1]
+        count = reckoner.count(seam)
+        self._known[seam.name] = state, count
+        return count
+
+    async def ready(self) -> None:
+        """Return at once: ``start`` has looked."""
+
+    async def drain(self, seconds: float) -> None:
+        """Go on: others drain, and the last look is theirs."""
+
+    async def stop(self) -> None:
+        """Look once more and close the book."""
+        self._stop.set()
+        task, self._task = self._task, None
+        if task is not None:
+            await asyncio.gather(task, return_exceptions=True)
+        if self._book is not None:
+            await in_disk_thread(self._book.close)
+            self._book = None
+        if self._state is not State.FAILED:
+            self._state = State.STOPPED
+
+    async def wait(self) -> None:
+        """Return when it has stopped; raises what made it fail."""
+        if self._task is not None:
+            await asyncio.shield(self._task)
+
+    def health(self) -> Health:
+        """Return how it is: degraded while a seam does not add up."""
+        if self._state is State.READY and self._reason:
+            return Health(State.DEGRADED, self._reason)
+        return Health(self._state)
+
+    def describe(self) -> dict[str, Any]:
+        """Return how many seams there are, and which do not add up."""
+        return {"seams": len(self.seams), "wrong": [seam.seam for seam in self.seams if not seam.ok]}
+
+
+def _channels_of(data: str) -> list[str]:
+    """Return the channels that ingest has ever written."""
+    folder = os.path.join(data, "ingest")
+    disk = disk_for(folder)
+    if disk.stat(folder) is None:
+        return []
+    return [name[: -len(".snap")] for name in disk.list(folder) if name.endswith(".snap")]

@@ -1,0 +1,359 @@
+"""The tables of a node's configuration; each part gets one."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any, Final, Literal
+
+import msgspec
+
+from penstock.channels.model import Limits
+from penstock.channels.wire.options import DEFAULT_PORT, ChannelServerOptions
+from penstock.channels.wire.settings import WireSettings
+from penstock.errors import OptionsError
+from penstock.log.options import SyncMode
+from penstock.mqtt.server import ServerOptions
+from penstock.node.meeting import MeetingSpec
+
+__all__ = [
+    "NodeChannelOptions",
+    "ChannelsOptions",
+    "DiskOptions",
+    "ExportOptions",
+    "FoldOptions",
+    "HttpOptions",
+    "IngestOptions",
+    "LedgerOptions",
+    "MqttOptions",
+    "NodeConfig",
+    "ShipPartOptions",
+    "TelemetryOptions",
+    "CHANNEL_NAME",
+]
+
+CHANNEL_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A table of the configuration: what it does not know is a mistake."""
+
+
+def _check_port(name: str, port: int | None) -> None:
+    if port is not None and not 0 <= port <= 65_535:
+        raise OptionsError(f"{name}={port}: must be between 0 and 65535")
+
+
+class HttpOptions(_Table, frozen=True, kw_only=True):
+    """Health, metrics and the read-only API.
+
+    >>> HttpOptions().port
+    8780
+    """
+
+    enabled: bool = True
+    bind: str = "127.0.0.1"
+    port: int = 8780
+    token: str = ""
+    """Asked for under ``/api`` when it is not empty: ``Authorization: Bearer …``."""
+
+    def __post_init__(self) -> None:
+        _check_port("port", self.port)
+
+
+class FoldOptions(_Table, frozen=True, kw_only=True):
+    """A local table that follows a log whose records have keys.
+
+    >>> FoldOptions(name="latest", log="data/readings", store="data/latest.snap").backend
+    'append-log'
+    """
+
+    name: str
+    log: str
+    store: str
+    backend: Literal["append-log", "rocksdb", "lmdb"] = "append-log"
+    bootstrap: str = ""
+    """An artifact to begin with where there is no store yet, or one whose records are gone: ``s3://bucket/folds/NAME``."""
+
+    def __post_init__(self) -> None:
+        if self.bootstrap and not os.path.basename(self.bootstrap):
+            raise OptionsError(f"bootstrap={self.bootstrap!r}: must end in the name of the artifact")
+
+
+class MqttOptions(ServerOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The broker; the keys are those of ``penstock mqtt serve``.
+
+    >>> MqttOptions().enabled
+    True
+    """
+
+    enabled: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("port", "ws_port", "tls_port", "wss_port"):
+            _check_port(name, getattr(self, name))
+        super().__post_init__()
+
+
+class ChannelsOptions(_Table, frozen=True, kw_only=True):
+    """The channel server: channels with members, over narwhal's protocol.
+
+    >>> ChannelsOptions().port
+    22622
+    """
+
+    enabled: bool = True
+    bind: str = "127.0.0.1"
+    port: int | None = DEFAULT_PORT
+    """TLS; without ``cert`` and ``key`` with a certificate for localhost that is made once."""
+    plain_port: int | None = None
+    unix: str | None = None
+    cert: str = ""
+    key: str = ""
+    domain: str = "localhost"
+    sync: SyncMode = "always"
+    segment_bytes: int = 128 << 20
+    modulator: str = ""
+    """``module:Class`` in this process; empty for none."""
+    tap: dict[str, str] = {}
+    """Handler, or ``*``, → path of a message log that gets a copy."""
+    limits: Limits = Limits()
+    wire: WireSettings = WireSettings()
+
+    def __post_init__(self) -> None:
+        _check_port("port", self.port)
+        _check_port("plain_port", self.plain_port)
+        if self.enabled:
+            self.server()
+
+    def server(self) -> ChannelServerOptions:
+        """Return the options of the server itself."""
+        return ChannelServerOptions(
+            domain=self.domain, bind_address=self.bind, port=self.port, plain_port=self.plain_port,
+            socket_path=self.unix, cert_file=self.cert, key_file=self.key, limits=self.limits, wire=self.wire,
+            segment_bytes=self.segment_bytes, sync=self.sync, tap=self.tap,
+        )  # fmt: skip
+
+
+class IngestOptions(_Table, frozen=True, kw_only=True):
+    """Where other processes hand records to the node, which writes them.
+
+    >>> IngestOptions().port is None
+    True
+    """
+
+    enabled: bool = True
+    unix: str | None = None
+    """The socket; ``ingest.sock`` in the data directory unless said."""
+    bind: str = "127.0.0.1"
+    port: int | None = None
+    """TCP, without TLS and without credentials: loopback only."""
+    any_channel: bool = True
+    """Whether a channel that no ``[[channel]]`` names is made when somebody writes to it."""
+    queue_bytes: int = 16 << 20
+    """What waits to be written to one channel before its producers are read no further."""
+
+    def __post_init__(self) -> None:
+        _check_port("port", self.port)
+        if self.bind not in ("127.0.0.1", "::1", "localhost"):
+            raise OptionsError(f"bind={self.bind!r}: ingest has no credentials and listens on loopback only")
+        if self.queue_bytes < 1 << 16:
+            raise OptionsError(f"queue_bytes={self.queue_bytes}: must be at least 65536")
+
+
+class NodeChannelOptions(_Table, frozen=True, kw_only=True):
+    """A channel that the node writes: one log, filled by ingest.
+
+    >>> NodeChannelOptions(name="readings").format
+    'messagelog'
+    """
+
+    name: str
+    log: str = ""
+    """Where it is kept; ``logs/NAME`` in the data directory unless said."""
+    format: Literal["messagelog", "xchannel"] = "messagelog"
+    content: Literal["raw", "envelope/1"] = "raw"
+    sync: SyncMode = "interval"
+    """When an append survives a power cut; ``always``: before it is acknowledged."""
+    max_messages: int = 0
+    """How many records a message log keeps at least; 0 keeps all."""
+    max_payload_bytes: int = 1 << 20
+    segment_bytes: int = 128 << 20
+    sacrifice: int = 0
+    """What may go when the disk budget is used up: 0 never, then the highest number first."""
+
+    def __post_init__(self) -> None:
+        if not CHANNEL_NAME.fullmatch(self.name):
+            raise OptionsError(
+                f"name={self.name!r}: use 1 to 64 of letters, digits, dot, dash and underscore, "
+                "beginning with a letter or digit"
+            )
+        for name in ("max_messages", "sacrifice"):
+            if getattr(self, name) < 0:
+                raise OptionsError(f"{name}={getattr(self, name)}: must not be negative")
+        for name in ("max_payload_bytes", "segment_bytes"):
+            if getattr(self, name) < 1:
+                raise OptionsError(f"{name}={getattr(self, name)}: must be above 0")
+        if self.format == "xchannel" and (self.max_messages or self.sacrifice):
+            raise OptionsError(f"format={self.format!r}: max_messages and sacrifice are for message logs")
+
+    def path(self, data: str) -> str:
+        """Return where it is kept."""
+        return self.log or os.path.join(data, "logs", self.name)
+
+
+class ShipPartOptions(_Table, frozen=True, kw_only=True):
+    """Ships the sealed segments of a log to an object store.
+
+    >>> ShipPartOptions(log="data/readings", url="s3://bucket/edge-1").delete_local
+    False
+    """
+
+    log: str
+    url: str
+    node: str = ""
+    delete_local: bool = False
+    bytes_per_second: float = 0.0
+    roll_seconds: float | None = None
+    """Seal the open segment of a log whose oldest record in it is older than this, so that it can go too."""
+    paused: bool = False
+    """Send nothing for now; what is not shipped is kept."""
+
+    def __post_init__(self) -> None:
+        if not self.bytes_per_second >= 0:
+            raise OptionsError(f"bytes_per_second={self.bytes_per_second}: must not be negative")
+
+
+class ExportOptions(_Table, frozen=True, kw_only=True):
+    """Publishes a fold as an artifact, again and again, for other nodes to begin with.
+
+    >>> ExportOptions(fold="latest", url="s3://bucket/folds").every_seconds
+    300.0
+    """
+
+    fold: str
+    """The name of a ``[[fold]]``."""
+    url: str
+    key: str = ""
+    """What the artifact is called there; the name of the fold unless given."""
+    every_seconds: float = 300.0
+
+    def __post_init__(self) -> None:
+        if not self.every_seconds > 0:
+            raise OptionsError(f"every_seconds={self.every_seconds}: must be above 0")
+
+
+class DiskOptions(_Table, frozen=True, kw_only=True):
+    """How much of the disk the node may use.
+
+    >>> DiskOptions(budget_bytes=10 << 30).alarm_at
+    0.8
+    """
+
+    budget_bytes: int = 0
+    """For everything in the data directory; 0: what the disk has."""
+    reserve_bytes: int = 64 << 20
+    """What stays free on the disk whatever the budget says."""
+    alarm_at: float = 0.8
+    """From this part of the budget on there is an alarm."""
+    sacrifice_at: float = 0.9
+    """From this part on, channels with ``sacrifice`` lose their oldest segments."""
+    look_seconds: float = 5.0
+
+    def __post_init__(self) -> None:
+        for name in ("budget_bytes", "reserve_bytes"):
+            if getattr(self, name) < 0:
+                raise OptionsError(f"{name}={getattr(self, name)}: must not be negative")
+        if not 0 < self.alarm_at <= self.sacrifice_at <= 1:
+            raise OptionsError(f"alarm_at={self.alarm_at}: must be above 0, sacrifice_at not below it and at most 1")
+        if not self.look_seconds > 0:
+            raise OptionsError(f"look_seconds={self.look_seconds}: must be above 0")
+
+
+class LedgerOptions(_Table, frozen=True, kw_only=True):
+    """How often the counts of the seams are looked at.
+
+    >>> LedgerOptions().look_seconds
+    10.0
+    """
+
+    enabled: bool = True
+    look_seconds: float = 10.0
+    keep_hours: int = 24 * 90
+    """How long the counts of an hour are kept."""
+
+    def __post_init__(self) -> None:
+        if not self.look_seconds > 0:
+            raise OptionsError(f"look_seconds={self.look_seconds}: must be above 0")
+        if self.keep_hours < 1:
+            raise OptionsError(f"keep_hours={self.keep_hours}: must be at least 1")
+
+
+class TelemetryOptions(_Table, frozen=True, kw_only=True):
+    """Traces, sent to a collector of OpenTelemetry; needs the extra ``otel``.
+
+    >>> TelemetryOptions().enabled
+    False
+    """
+
+    enabled: bool = False
+    endpoint: str = ""
+    """``http://127.0.0.1:4318``; unless said what OTEL_EXPORTER_OTLP_ENDPOINT says."""
+
+
+class NodeConfig(_Table, frozen=True, kw_only=True):
+    """How a node is built.
+
+    >>> NodeConfig().data
+    './penstock-data'
+    """
+
+    data: str = "./penstock-data"
+    """Where everything is kept; one node at a time."""
+    on_failure: Literal["serve", "stop"] = "serve"
+    """What happens when a part cannot start: the others serve and it is tried again, or nothing serves."""
+    drain_seconds: float = 10.0
+    """How long clients have to leave when the node stops."""
+    log_format: Literal["text", "json"] = "text"
+    http: HttpOptions = HttpOptions()
+    mqtt: MqttOptions = MqttOptions()
+    channels: ChannelsOptions = ChannelsOptions()
+    ingest: IngestOptions = IngestOptions()
+    disk: DiskOptions = DiskOptions()
+    ledger: LedgerOptions = LedgerOptions()
+    telemetry: TelemetryOptions = TelemetryOptions()
+    channel: list[NodeChannelOptions] = []
+    fold: list[FoldOptions] = []
+    ship: list[ShipPartOptions] = []
+    export: list[ExportOptions] = []
+    meeting: list[MeetingSpec] = []
+    """Channels and MQTT topics that say the same."""
+
+    def __post_init__(self) -> None:
+        if self.drain_seconds < 0:
+            raise OptionsError(f"drain_seconds={self.drain_seconds}: must not be negative")
+        _check_once("fold", "name", [fold.name for fold in self.fold])
+        _check_once("fold", "store", [os.path.realpath(fold.store) for fold in self.fold])
+        _check_once("channel", "name", [channel.name for channel in self.channel])
+        _check_once("channel", "log", [os.path.realpath(channel.path(self.data)) for channel in self.channel])
+        _check_once("meeting", "channel", [meeting.channel for meeting in self.meeting])
+        if self.meeting and not (self.mqtt.enabled and self.channels.enabled):
+            raise OptionsError("meeting: needs mqtt and channels, and one of them is not enabled")
+        _check_once("export", "key", [export.key or export.fold for export in self.export])
+        for export in self.export:
+            if all(fold.name != export.fold for fold in self.fold):
+                raise OptionsError(f"export: there is no fold {export.fold}")
+        _check_once("ship", "log", [os.path.basename(ship.log.rstrip("/")) for ship in self.ship])
+
+    def channel_of(self, name: str) -> NodeChannelOptions | None:
+        """Return how a channel is kept; None where it may not be made."""
+        for channel in self.channel:
+            if channel.name == name:
+                return channel
+        return NodeChannelOptions(name=name) if self.ingest.any_channel else None
+
+
+def _check_once(table: str, key: str, found: list[Any]) -> None:
+    twice = sorted({one for one in found if found.count(one) > 1})
+    if twice:
+        raise OptionsError(f"{table}: two have the {key} {twice[0]}")

@@ -1,0 +1,45 @@
+"""The format of a data directory: one number, so that a release refuses what it would not understand."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+import msgspec
+
+from penstock.disk import disk_for, save_atomically
+from penstock.errors import CorruptionError, UnsupportedError
+
+__all__ = ["FORMAT", "check_version"]
+
+FORMAT: Final = 1
+"""Raised when an older release could not read what this one writes; docs/howto/operate.md says what to do then."""
+FILE: Final = "penstock-format.json"
+
+
+class _Version(msgspec.Struct, forbid_unknown_fields=False):
+    format: int
+
+
+def check_version(data: str) -> int:
+    """Return the format of a data directory, noted if it is new; UnsupportedError if it is of a later release.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     check_version(folder), check_version(folder)
+    (1, 1)
+    """
+    path, disk = os.path.join(data, FILE), disk_for(data)
+    found = disk.stat(path)
+    if found is None:
+        save_atomically(disk, path, msgspec.json.encode(_Version(FORMAT)) + b"\n")
+        return FORMAT
+    with disk.open(path) as file:
+        text = file.read_at(0, found.size)
+    try:
+        version = msgspec.json.decode(text, type=_Version).format
+    except msgspec.MsgspecError as exc:
+        raise CorruptionError(path, 0, f"not the format of a data directory: {exc}") from None
+    if version > FORMAT:
+        raise UnsupportedError(f"{data}: written by a later release (format {version}); this one reads up to {FORMAT}")
+    return version

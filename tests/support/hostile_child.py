@@ -1,0 +1,73 @@
+"""Runs commands in one process under limits of memory and time, and prints what each answered, as JSON lines.
+
+    python hostile_child.py MEMORY_BYTES CPU_SECONDS < lines of JSON: lists of words
+
+Memory is what the process may allocate; mapped files do not count.  A command that takes longer than the seconds is
+interrupted, and that is its answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from typing import Any
+
+
+class TooLong(BaseException):
+    """Not an Exception: nothing may catch it and go on."""
+
+
+def interrupt(*_: Any) -> None:
+    raise TooLong
+
+
+def main() -> None:
+    memory, seconds = int(sys.argv[1]), float(sys.argv[2])
+    from penstock.cli import main as cli
+
+    for module in (
+        "penstock.log.detect",
+        "penstock.log.messagelog.log",
+        "penstock.log.filechannel",
+        "penstock.cli.records",
+    ):
+        __import__(module)
+    resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+    signal.signal(signal.SIGPROF, interrupt)
+    real = os.fdopen(os.dup(1), "w")
+    sink = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(sink, 1)
+    for line in sys.stdin:
+        words = json.loads(line)
+        sys.argv = ["penstock", *words]
+        errors, began = io.StringIO(), time.process_time()
+        answer: dict[str, Any] = {"words": words}
+        cli.say_problem.__globals__["stderr"].file = errors
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+        try:
+            with contextlib.redirect_stderr(errors):
+                cli.main()
+            answer["code"] = 0
+        except SystemExit as exc:
+            answer["code"] = exc.code or 0
+        except TooLong:
+            answer["code"] = "too long"
+        except MemoryError:
+            answer["code"] = "MemoryError"
+        except BaseException as exc:  # whatever it is, it is the answer
+            answer["code"] = f"{type(exc).__name__}: {exc}"
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+        answer["cpu"] = round(time.process_time() - began, 2)
+        answer["stderr"] = errors.getvalue()[-400:]
+        print(json.dumps(answer), file=real, flush=True)
+
+
+if __name__ == "__main__":
+    main()

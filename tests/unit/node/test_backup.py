@@ -1,0 +1,168 @@
+"""A backup is made while everything is written, and compared; what is erased is nowhere."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import CorruptionError, OptionsError, UnsupportedError
+from penstock.log import open_log
+from penstock.log.envelope import CONTENT, Envelope, encode_envelope
+from penstock.log.messagelog import MessageLog
+from penstock.log.xchannel import Writer
+from penstock.mqtt.state_open import KeptBroker
+from penstock.node import backup
+from penstock.node.backup import MANIFEST, back_up, restore
+from penstock.node.erase import erase_key
+from penstock.node.ledger.seams import FoldSeam, IngestSeam, write_seams
+from penstock.node.version import FILE, check_version
+from penstock.store import AppendLogStore
+from penstock.types import KvUpdate, WatchCursor
+
+
+def payloads(path: Path) -> list[bytes]:
+    with open_log(str(path)) as log:
+        found: list[bytes] = []
+        at = log.first_position
+        while len(batch := log.read(at)):
+            found += batch.to_payloads()
+            at = batch.next_position
+        return found
+
+
+def test_a_backup_of_what_is_being_written_has_everything_from_before(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    (data / "logs").mkdir(parents=True)
+    stop = threading.Event()
+    started = threading.Barrier(3)
+
+    def write(log: MessageLog | Writer) -> None:
+        log.append_many([b"%d" % n for n in range(1000)])
+        started.wait()
+        n = 1000
+        while not stop.is_set():
+            log.append_many([b"%d" % (n + k) for k in range(20)])
+            n += 20
+
+    with (
+        MessageLog.open(data / "logs" / "a", segment_bytes=50_000, max_messages=20_000) as first,
+        Writer.open(data / "logs" / "b", roll_bytes=1 << 21) as second,
+        AppendLogStore.open(data / "fold.snap") as store,
+    ):
+        threads = [threading.Thread(target=write, args=(log,)) for log in (first, second)]
+        for thread in threads:
+            thread.start()
+        started.wait()
+        store.apply([KvUpdate.put("k", b"v")], WatchCursor.of(7))
+        try:
+            report = back_up(str(data), str(tmp_path / "copy"))
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+    assert {log.path: log.records >= 1000 for log in report.logs} == {"logs/a": True, "logs/b": True}
+    assert not (data / "penstock-backup-stage").exists()
+    restore(str(tmp_path / "copy"), str(tmp_path / "again"))
+    for name in ("a", "b"):
+        found = [int(one) for one in payloads(tmp_path / "again" / "logs" / name)]
+        assert found == list(range(found[0], found[-1] + 1))
+        assert found[-1] >= 999
+    with AppendLogStore.open(tmp_path / "again" / "fold.snap") as store:
+        assert store.get("k") is not None
+    assert oct((tmp_path / "again").stat().st_mode)[-3:] == "700"
+    with MessageLog.open(tmp_path / "again" / "logs" / "a") as log:
+        log.append(b"goes on")
+
+
+def test_a_channel_that_rolls_while_it_is_copied_is_whole_in_the_backup(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data" / "logs").mkdir(parents=True)
+    copy = backup._copy
+
+    with Writer.open(tmp_path / "data" / "logs" / "b", roll_bytes=1 << 21) as writer:
+        writer.append_many([b"x" * 1000] * 10)
+
+        def copy_what_has_rolled(data: str, stage: str, target: str, name: str, files: dict[str, str]) -> None:
+            if name == "logs/b" and not (tmp_path / "data" / "logs" / "b.1").exists():
+                writer.append_many([b"y" * 1000] * 3000)
+            copy(data, stage, target, name, files)
+
+        monkeypatch.setattr(backup, "_copy", copy_what_has_rolled)
+        back_up(str(tmp_path / "data"), str(tmp_path / "copy"))
+    restore(str(tmp_path / "copy"), str(tmp_path / "again"))
+    assert len(payloads(tmp_path / "again" / "logs" / "b")) == 3010
+
+
+def test_a_backup_that_was_changed_is_not_restored(tmp_path: Path) -> None:
+    (tmp_path / "data" / "logs").mkdir(parents=True)
+    with MessageLog.open(tmp_path / "data" / "logs" / "a") as log:
+        log.append_many([b"x"] * 10)
+    back_up(str(tmp_path / "data"), str(tmp_path / "copy"))
+    with pytest.raises(OptionsError, match="something here already"):
+        restore(str(tmp_path / "copy"), str(tmp_path / "data"))
+    (segment,) = (tmp_path / "copy" / "logs" / "a").glob("*.log")
+    segment.write_bytes(segment.read_bytes()[:-1] + b"!")
+    with pytest.raises(CorruptionError, match="not those that were backed up"):
+        restore(str(tmp_path / "copy"), str(tmp_path / "again"))
+    assert not (tmp_path / "again").exists()
+    os.unlink(tmp_path / "copy" / MANIFEST)
+    with pytest.raises(OptionsError, match="not a backup"):
+        restore(str(tmp_path / "copy"), str(tmp_path / "again"))
+
+
+def test_a_data_directory_of_a_later_release_is_refused(tmp_path: Path) -> None:
+    assert check_version(str(tmp_path)) == 1
+    (tmp_path / FILE).write_text('{"format": 99}\n')
+    with pytest.raises(UnsupportedError, match="format 99"):
+        check_version(str(tmp_path))
+
+
+def test_what_belongs_to_a_key_is_erased_from_folds_and_logs(tmp_path: Path) -> None:
+    log, store = tmp_path / "logs" / "readings", tmp_path / "latest.snap"
+    log.parent.mkdir()
+    with MessageLog.open(log, content=CONTENT, segment_bytes=2000) as writer:
+        writer.append_many(
+            [encode_envelope(Envelope(b"pump-%d" % (n % 3), b"secret of pump-%d" % (n % 3))) for n in range(300)]
+        )
+        end = writer.next_position
+    with AppendLogStore.open(store) as fold:
+        fold.apply([KvUpdate.put(f"pump-{n}", b"secret of pump-%d" % n) for n in range(3)], WatchCursor.of(301))
+    write_seams(str(tmp_path), [
+        FoldSeam("latest", str(log), str(store), "append-log"),
+        IngestSeam("readings", str(log), str(tmp_path / "none.snap")),
+    ])  # fmt: skip
+    erased = erase_key(str(tmp_path), "pump-1", logs=True)
+    assert [(one.kind, one.count) for one in erased] == [("fold", 1), ("log", 100)]
+    for file in tmp_path.rglob("*"):
+        assert not file.is_file() or b"pump-1" not in file.read_bytes(), file
+    with open_log(str(log)) as reader:
+        assert list(reader.verify()) == []
+        assert (reader.next_position, len(payloads(log))) == (end, 300)
+    with MessageLog.open(log) as writer:
+        assert writer.append(encode_envelope(Envelope(b"pump-2", b"on"))) == end
+    with AppendLogStore.open(store) as fold:
+        assert [entry.key for entry in fold.range()] == ["pump-0", "pump-2"]
+        assert fold.cursor().token.as_int() == 301
+
+
+def test_the_retained_message_of_a_key_is_erased(tmp_path: Path) -> None:
+    loop = asyncio.new_event_loop()
+    try:
+        kept = KeptBroker(str(tmp_path / "mqtt"), loop=loop)
+        for name in ("pump-1", "pump-2", "alerts/pump-1"):
+            kept.broker.publish_message(name, b"secret of " + name[-6:].encode(), retain=True)
+        kept.close()
+        erased = erase_key(str(tmp_path), "pump-1", logs=False, topics=["alerts/pump-1"])
+        assert [(one.kind, one.count) for one in erased] == [("retained", 2)]
+        for file in tmp_path.rglob("*"):
+            assert not file.is_file() or b"secret of pump-1" not in file.read_bytes(), file
+        kept = KeptBroker(str(tmp_path / "mqtt"), loop=loop)
+        assert (len(kept.broker.retained), kept.broker.retained.get(b"pump-1")) == (1, None)
+        kept.close()
+    finally:
+        loop.close()

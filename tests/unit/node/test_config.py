@@ -1,0 +1,153 @@
+"""A configuration is explained: every mistake with its line, and the nearest name."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from penstock.errors import OptionsError
+from penstock.node.config import NodeConfig, changes, check_config, differing, effective_config, load_config
+from penstock.node.template import TEMPLATE
+
+FIFTEEN = """\
+dta = "elsewhere"
+on_failure = "panic"
+drain_seconds = -1
+log_format = 3
+
+[mqtt]
+port = "1883"
+prot = 1884
+bind = ["127.0.0.1"]
+tls_port = 8883
+[mqtt.broker]
+maximum_qos = 3
+max_qeued_bytes = 5
+[htp]
+port = 1
+[http]
+port = 70000
+token = "${NOT_SET_ANYWHERE}"
+[[fold]]
+name = "latest"
+log = "readings"
+[[fold]]
+name = "other"
+log = "readings"
+store = "x.snap"
+backend = "bdb"
+"""
+
+
+def test_an_empty_configuration_is_a_node_that_serves() -> None:
+    assert check_config("", {}) == (NodeConfig(), [])
+
+
+def test_the_template_is_a_configuration_and_says_the_defaults() -> None:
+    assert check_config(TEMPLATE, {}) == (NodeConfig(), [])
+    uncommented = "\n".join(
+        line.removeprefix("# ") if " = " in line or line.startswith("# [") else line for line in TEMPLATE.splitlines()
+    )
+    found, mistakes = check_config(uncommented, {"PENSTOCK_TOKEN": "t"})
+    assert [str(mistake) for mistake in mistakes] == []
+    assert found is not None
+
+
+def test_fifteen_mistakes_get_fifteen_answers() -> None:
+    _, mistakes = check_config(FIFTEEN, {"PENSTOCK__MQTT__PORT__DEEP": "1"})
+    told = {mistake.key: mistake for mistake in mistakes}
+    expected = {
+        "dta": (1, "did you mean data?"),
+        "on_failure": (2, "panic"),
+        "drain_seconds": (3, "must not be negative"),
+        "log_format": (4, ""),
+        "mqtt.port": (7, ""),
+        "mqtt.prot": (8, "did you mean port?"),
+        "mqtt.bind": (9, ""),
+        "mqtt.tls_port": (10, "needs cert and key"),
+        "mqtt.broker.maximum_qos": (12, "between 0 and 2"),
+        "mqtt.broker.max_qeued_bytes": (13, "did you mean max_queued_bytes?"),
+        "htp": (14, "did you mean http?"),
+        "http.port": (17, "65535"),
+        "http.token": (18, "NOT_SET_ANYWHERE is not set"),
+        "fold[0].store": (19, "must be given"),
+        "fold[1].backend": (26, "bdb"),
+        "PENSTOCK__MQTT__PORT__DEEP": (0, "port is a value, not a table"),
+    }
+    for key, (line, words) in expected.items():
+        assert key in told, f"{key} in {sorted(told)}"
+        assert (told[key].line, words in told[key].reason) == (line, True), str(told[key])
+    assert len(mistakes) == len(expected) == 16
+
+
+def test_what_the_options_refuse_when_they_are_made_has_its_line() -> None:
+    _, (mistake,) = check_config("[mqtt]\nbind = '127.0.0.1'\ntls_port = 8883\n", {})
+    assert (mistake.line, mistake.key, "needs cert and key" in mistake.reason) == (3, "mqtt.tls_port", True)
+    _, (mistake,) = check_config("data = 'x'\ndrain_seconds = -1\n", {})
+    assert (mistake.line, mistake.key) == (2, "drain_seconds")
+
+
+def test_a_table_with_several_refused_values_gets_an_answer_for_each() -> None:
+    text = "[ingest]\nbind = '0.0.0.0'\nqueue_bytes = 1\n[mqtt]\nport = 99999\ntls_port = 8883\n"
+    _, mistakes = check_config(text + "[[channel]]\nname = 'a b'\n[[export]]\nfold = 'x'\nurl = 'y'\n", {})
+    found = [(mistake.line, mistake.key) for mistake in mistakes]
+    assert found == [
+        (2, "ingest.bind"),
+        (3, "ingest.queue_bytes"),
+        (5, "mqtt.port"),
+        (6, "mqtt.tls_port"),
+        (8, "channel[0].name"),
+        (9, "export"),
+    ]
+
+
+def test_a_wrong_kind_of_value_is_said_in_plain_words() -> None:
+    _, mistakes = check_config("data = 5\non_failure = 'panic'\n[mqtt]\nport = 'x'\n[channels]\nlimits = 3\n", {})
+    assert [str(mistake) for mistake in mistakes] == [
+        "line 1: data: must be text, not a whole number",
+        "line 2: on_failure: must be serve or stop, not 'panic'",
+        "line 4: mqtt.port: must be a whole number, not text",
+        "line 6: channels.limits: must be a table, not a whole number",
+    ]
+
+
+def test_the_template_shows_every_table() -> None:
+    for table in ("mqtt.taps", "mqtt.feeds", "channel", "fold", "ship", "export", "meeting"):
+        assert f"[[{table}]]" in TEMPLATE
+    uncommented = re.sub(r"(?m)^# (?=(\[|\w+ = |\"\*\"))", "", TEMPLATE)
+    _, mistakes = check_config(uncommented, {"PENSTOCK_TOKEN": "x"})
+    assert mistakes == []
+
+
+def test_a_syntax_error_has_its_line() -> None:
+    _, (mistake,) = check_config("[mqtt]\nport = = 3\n", {})
+    assert mistake.line == 2
+
+
+def test_the_environment_overrides_the_file() -> None:
+    found, mistakes = check_config("[mqtt]\nport = 1\n", {"PENSTOCK__MQTT__PORT": "2", "PENSTOCK__DATA": "there"})
+    assert (mistakes, found and found.mqtt.port, found and found.data) == ([], 2, "there")
+
+
+def test_two_folds_of_one_name_are_refused() -> None:
+    fold = '[[fold]]\nname = "a"\nlog = "l"\nstore = "{}"\n'
+    _, (mistake,) = check_config(fold.format("1") + fold.format("2"), {})
+    assert "two have the name a" in mistake.reason
+
+
+def test_a_command_line_overrides_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK__MQTT__PORT", "2")
+    assert load_config(None, {"mqtt.port": 3}).mqtt.port == 3
+    with pytest.raises(OptionsError, match="did you mean port"):
+        load_config(None, {"mqtt.prt": 3})
+
+
+def test_changes_are_named_and_secrets_are_not_shown() -> None:
+    before, _ = check_config("", {})
+    after, _ = check_config("[http]\ntoken = 'secret'\nport = 1\n", {})
+    assert before is not None
+    assert after is not None
+    assert [line.partition(":")[0] for line in changes(before, after)] == ["http.port", "http.token"]
+    assert "secret" not in str(changes(before, after))
+    assert differing(effective_config(after), effective_config(before)) == {"http": {"port": 1, "token": "(hidden)"}}

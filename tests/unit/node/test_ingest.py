@@ -1,0 +1,296 @@
+"""Producers hand records to the one writer: nothing is lost or doubled, whatever is cut or refused on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import pytest
+
+from penstock.disk.failpoint import arm
+from penstock.errors import LockedError, NotConnected, OptionsError, ProtocolError
+from penstock.log import open_log
+from penstock.log.messagelog import MessageLog
+from penstock.node.config import check_config
+from penstock.node.ingest import IngestPart, IngestWriter, wire
+from penstock.node.ingest.memory import Announced, IngestMemory, IngestTotals
+from penstock.node.options import NodeConfig
+
+T = TypeVar("T")
+
+
+@asynccontextmanager
+async def serving(config: NodeConfig) -> AsyncIterator[IngestPart]:
+    part = IngestPart(config)
+    await part.start()
+    try:
+        yield part
+    finally:
+        await part.drain(5.0)
+        await part.stop()
+
+
+def config_for(folder: Path, more: str = "") -> NodeConfig:
+    found, mistakes = check_config(f'data = "{folder}/d"\n{more}', {})
+    assert found is not None, mistakes
+    return found
+
+
+async def off(call: Callable[[], T]) -> T:
+    return await asyncio.get_running_loop().run_in_executor(None, call)
+
+
+def payloads(config: NodeConfig, channel: str = "readings") -> list[bytes]:
+    options = config.channel_of(channel)
+    assert options is not None
+    with open_log(options.path(config.data)) as log:
+        found: list[bytes] = []
+        at = log.first_position
+        while len(batch := log.read(at)):
+            found += batch.to_payloads()
+            at = batch.next_position
+        return found
+
+
+@pytest.mark.parametrize("format", ["messagelog", "xchannel"])
+def test_a_writer_of_a_node_is_used_like_the_writer_of_a_log(tmp_path: Path, format: str) -> None:
+    config = config_for(tmp_path, f'[[channel]]\nname = "readings"\nformat = "{format}"\n')
+
+    async def run() -> None:
+        async with serving(config):
+
+            def work() -> None:
+                with IngestWriter(config.data, "readings") as writer:
+                    first = writer.append(b"one", timestamp_ns=5_000_000)
+                    rest = writer.append_many([b"two", b"three"])
+                    assert np.all(np.diff([first, *rest]) > 0)
+                    writer.send([b"%d" % n for n in range(100_000)])
+                    assert writer.sync() > int(rest[-1])
+                    assert writer.last_sequence == 100_003
+
+            await off(work)
+
+    asyncio.run(run())
+    found = payloads(config)
+    assert found[:3] == [b"one", b"two", b"three"]
+    assert found[3:] == [b"%d" % n for n in range(100_000)]
+
+
+def test_several_producers_share_a_channel_in_their_own_order(tmp_path: Path) -> None:
+    config = config_for(tmp_path, "[ingest]\nport = 0\n")
+
+    async def run() -> None:
+        async with serving(config) as part:
+            places = [config.data, part.addresses["ingest-tcp"]]
+
+            def work(number: int) -> None:
+                with IngestWriter(places[number % 2], "readings") as writer:
+                    for n in range(50):
+                        writer.append_many([b"%d %d" % (number, 10 * n + k) for k in range(10)])
+
+            await asyncio.gather(*(off(lambda number=number: work(number)) for number in range(4)))  # type: ignore[misc]
+
+    asyncio.run(run())
+    found = [one.split() for one in payloads(config)]
+    assert len(found) == 2000
+    for number in range(4):
+        assert [int(n) for who, n in found if int(who) == number] == list(range(500))
+
+
+def test_a_producer_survives_a_restart_of_the_node_without_loss_or_doubles(tmp_path: Path) -> None:
+    """The log fails between announcement and acknowledgement, again and again; the node is restarted meanwhile."""
+    config = config_for(tmp_path)
+    turns = 0
+
+    def trouble() -> None:
+        nonlocal turns
+        turns += 1
+        if turns % 3 == 0:
+            raise OSError(28, "No space left on device")
+
+    async def run() -> None:
+        done = threading.Event()
+
+        def work() -> None:
+            with IngestWriter(config.data, "readings", writer="pump-7", timeout=60) as writer:
+                for n in range(60):
+                    writer.send([b"%d" % (5 * n + k) for k in range(5)])
+                    if n % 7 == 0:
+                        writer.flush()
+            done.set()
+
+        task = asyncio.ensure_future(off(work))
+        with arm("ingest.announced", trouble), arm("ingest.appended", trouble):
+            while not done.is_set():
+                async with serving(config):
+                    for _ in range(20):
+                        await asyncio.sleep(0.02)
+                        if done.is_set():
+                            break
+        await task
+
+    asyncio.run(run())
+    assert payloads(config) == [b"%d" % n for n in range(300)]
+    assert turns > 10
+
+
+def test_a_producer_that_comes_back_under_its_name_goes_on_where_the_log_is(tmp_path: Path) -> None:
+    config = config_for(tmp_path)
+
+    async def run() -> None:
+        async with serving(config):
+
+            def work() -> None:
+                with IngestWriter(config.data, "readings", writer="pump-7") as writer:
+                    writer.append_many([b"a", b"b"])
+                with IngestWriter(config.data, "readings", writer="pump-7") as writer:
+                    assert writer.last_sequence == 2
+                    writer.append(b"c")
+                    with (
+                        pytest.raises(LockedError, match="another process writes as pump-7"),
+                        IngestWriter(config.data, "readings", writer="pump-7") as other,
+                    ):
+                        other.append(b"d")
+
+            await off(work)
+
+    asyncio.run(run())
+    assert payloads(config) == [b"a", b"b", b"c"]
+
+
+def test_what_is_refused_is_said_and_what_can_wait_waits(tmp_path: Path) -> None:
+    config = config_for(
+        tmp_path, '[ingest]\nany_channel = false\n[[channel]]\nname = "readings"\nmax_payload_bytes = 100\n'
+    )
+
+    async def run() -> None:
+        async with serving(config) as part:
+
+            def refused() -> None:
+                with IngestWriter(config.data, "readings") as writer:
+                    with pytest.raises(OptionsError, match="a record of 101 bytes"):
+                        writer.append(bytes(101))
+                    writer.append(b"fine")
+                with pytest.raises(OptionsError, match="no such channel"):
+                    IngestWriter(config.data, "other").append(b"x")
+
+            await off(refused)
+            part.refusal = "the disk is full"
+
+            def kept_out() -> None:
+                with pytest.raises(NotConnected, match="the disk is full"):
+                    IngestWriter(config.data, "readings", timeout=0.2).append(b"x")
+
+            await off(kept_out)
+
+            def later() -> int:
+                with IngestWriter(config.data, "readings") as writer:
+                    return writer.append(b"later")
+
+            waiting = asyncio.ensure_future(off(later))
+            await asyncio.sleep(0.1)
+            assert not waiting.done()
+            part.refusal = ""
+            assert await waiting == 2
+
+    asyncio.run(run())
+    assert payloads(config) == [b"fine", b"later"]
+
+
+def test_bytes_that_are_no_frames_end_the_connection_with_a_reason(tmp_path: Path) -> None:
+    config = config_for(tmp_path)
+
+    async def run() -> None:
+        async with serving(config) as part:
+
+            def work(data: bytes) -> bytes:
+                with socket.socket(socket.AF_UNIX) as door:
+                    door.settimeout(20)
+                    door.connect(part.addresses["ingest"].removeprefix("unix:"))
+                    door.sendall(data)
+                    answer = b""
+                    while piece := door.recv(4096):
+                        answer += piece
+                    return answer
+
+            for data in (b"\xff" * 64, wire.frame(wire.BATCH, b"x"), wire.frame(wire.HELLO, b"\xc1")):
+                assert b"ProtocolError" in await off(lambda data=data: work(data))  # type: ignore[misc]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("body", [b"", b"\1" * 15, b"\1" * 20, bytes(16), wire.encode_batch(
+    wire.IngestBatch(1, [b"abc"]))[5:] + b"x"])  # fmt: skip
+def test_a_batch_whose_lengths_do_not_add_up_is_refused(body: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        wire.decode_batch("peer", body)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[MessageLog]:
+    with MessageLog.open(tmp_path / "log") as log:
+        yield log
+
+
+def memory_of(log: MessageLog, tmp_path: Path) -> IngestMemory:
+    return IngestMemory(str(tmp_path / "memory.snap"), log.path)
+
+
+@pytest.mark.parametrize("arrived", range(6))
+def test_of_what_was_announced_the_records_that_arrived_are_counted(
+    tmp_path: Path, log: MessageLog, arrived: int
+) -> None:
+    memory = memory_of(log, tmp_path)
+    memory.announce(log.next_position, [Announced("ann", 1, 2), Announced("bob", 7, 3)])
+    log.append_many([b"x"] * arrived)
+    memory.abandon()
+    memory = memory_of(log, tmp_path)
+    assert memory.last("ann") == min(arrived, 2)
+    assert memory.last("bob") == (0 if arrived <= 2 else 6 + arrived - 2)
+    assert (memory.totals.came, memory.totals.others) == (arrived, 0)
+    memory.close()
+
+
+def test_records_of_others_are_told_apart(tmp_path: Path, log: MessageLog) -> None:
+    log.append_many([b"before"] * 3)
+    memory = memory_of(log, tmp_path)
+    memory.announce(log.next_position, [Announced("ann", 1, 2)])
+    log.append_many([b"x"] * 2)
+    memory.settle(log.next_position)
+    memory.close()
+    log.append(b"while the node was down")
+    memory = memory_of(log, tmp_path)
+    assert (memory.totals.came, memory.totals.others) == (2, 4)
+    memory.close()
+
+
+def test_a_hole_in_the_numbers_of_a_producer_is_a_loss(tmp_path: Path, log: MessageLog) -> None:
+    memory = memory_of(log, tmp_path)
+    memory.missing("ann", 11)
+    memory.announce(log.next_position, [Announced("ann", 11, 1)])
+    log.append(b"x")
+    memory.settle(log.next_position)
+    assert memory.totals == IngestTotals(
+        log_id=memory.totals.log_id, position=2, came=11, others=0, lost={"power cut": 10}
+    )
+    memory.close()
+
+
+def test_a_log_that_was_made_again_is_counted_from_its_beginning(tmp_path: Path) -> None:
+    with MessageLog.open(tmp_path / "log") as log:
+        memory = memory_of(log, tmp_path)
+        memory.announce(log.next_position, [Announced("ann", 1, 2)])
+        log.append_many([b"x"] * 2)
+        memory.settle(log.next_position)
+        memory.close()
+    (tmp_path / "log").rename(tmp_path / "old")
+    with MessageLog.open(tmp_path / "log") as log:
+        memory = memory_of(log, tmp_path)
+        assert (memory.totals.came, memory.totals.others, memory.last("ann")) == (0, 0, 2)
+        memory.close()

@@ -1,0 +1,81 @@
+"""The node in one process: every part ended by a fault comes back, and the ledger still adds up."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from penstock.log.envelope import CONTENT, Envelope, encode_envelope
+from penstock.log.messagelog import MessageLog
+from penstock.node import IngestWriter, Node
+from penstock.node.config import check_config
+from penstock.node.ledger import read_ledger
+from penstock.node.options import NodeConfig
+
+EVERYTHING = """
+data = "{folder}/d"
+drain_seconds = 1.0
+[mqtt]
+port = 0
+[channels]
+port = 0
+[http]
+port = 0
+[ledger]
+look_seconds = 0.2
+[[fold]]
+name = "latest"
+log = "{folder}/keyed"
+store = "{folder}/latest.snap"
+[[export]]
+fold = "latest"
+url = "file://{folder}/folds"
+every_seconds = 0.2
+[[ship]]
+log = "{folder}/keyed"
+url = "file://{folder}/up"
+"""
+
+
+def everything(folder: Path) -> NodeConfig:
+    with MessageLog.open(folder / "keyed", content=CONTENT) as log:
+        log.append_many([encode_envelope(Envelope(b"k%d" % n, b"v")) for n in range(10)])
+    found, mistakes = check_config(EVERYTHING.format(folder=folder), {})
+    assert found is not None, mistakes
+    return found
+
+
+def test_every_part_that_a_fault_ends_is_started_again(tmp_path: Path) -> None:
+    config = everything(tmp_path)
+
+    async def run() -> None:
+        node = Node(config)
+        await node.start()
+        try:
+            assert node.failures == {}
+            names = list(node.health())
+            assert len(names) == 9
+            for name in names:
+                part = node.part(name)
+                if part is not None:  # an export is away already, with its fold
+                    await part.stop()  # without a word to whoever runs it
+            async with asyncio.timeout(120):
+                while any(not health.state.serves for health in node.health().values()) or any(
+                    node.describe()["parts"][name]["restarts"] < 1 for name in names
+                ):
+                    await asyncio.sleep(0.05)
+
+            def work() -> None:
+                with IngestWriter(config.data, "readings") as writer:
+                    writer.append_many([b"x"] * 7)
+
+            await asyncio.get_running_loop().run_in_executor(None, work)
+            assert set(node.addresses) == {"mqtt", "channels", "ingest", "http"}
+        finally:
+            await node.stop()
+
+    asyncio.run(run())
+    found = {seam.seam: seam for seam in read_ledger(config.data)}
+    assert all(seam.ok for seam in found.values()), found
+    assert found["fold:latest"].went == 10
+    assert any((tmp_path / "folds").rglob("*latest*"))
