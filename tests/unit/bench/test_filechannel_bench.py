@@ -21,6 +21,14 @@ def test_the_benchmark_runs(tmp_path: Path) -> None:
     assert rows[-1]["opening"].endswith("of its segments only segment.4.")
 
 
+def test_the_benchmark_of_groups_runs(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "bench" / "groups.py"), "--quick", "--json"]
+    tables = json.loads(subprocess.run(command, capture_output=True, check=True, cwd=tmp_path).stdout)
+    assert {row["queue"] for row in tables["sharing"]} >= {"penstock group, one at a time", "litequeue"}
+    assert all(row["taken"] > 0 for row in tables["sharing"])
+    assert all(row["sent"] > 0 for row in tables["sending"])
+
+
 @pytest.mark.parametrize(
     ("target", "said"),
     [("filechannel_scan", "nothing found"), ("messagelog_scan", "nothing found"), ("nats_decode", "nothing found"),

@@ -1,0 +1,155 @@
+"""Promise: what is owned is the data, whatever name it is reached by, and whatever became of the lock beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from owners import OWNERS, Owner
+
+from penstock.errors import LockedError, OptionsError, PenstockError
+
+owners = pytest.mark.parametrize("owner", OWNERS, ids=lambda owner: owner.name)
+
+
+def begin(owner: Owner, path: Path) -> Any:
+    first = owner.open(path)
+    owner.use(first, 1)
+    return first
+
+
+def refused(owner: Owner, path: Path) -> None:
+    with pytest.raises(LockedError):
+        owner.open(path)
+
+
+@owners
+def test_a_second_owner_by_the_same_name_is_refused(owner: Owner, tmp_path: Path) -> None:
+    first = begin(owner, tmp_path / "data")
+    refused(owner, tmp_path / "data")
+    owner.use(first, 2)
+    first.close()
+    owner.open(tmp_path / "data").close()
+
+
+@owners
+def test_a_second_owner_through_a_symbolic_link_is_refused(owner: Owner, tmp_path: Path) -> None:
+    first = begin(owner, tmp_path / "data")
+    (tmp_path / "alias").symlink_to(tmp_path / "data")
+    refused(owner, tmp_path / "alias")
+    owner.use(first, 2)
+    first.close()
+
+
+@owners
+def test_a_second_owner_through_a_linked_folder_above_is_refused(owner: Owner, tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "alias").symlink_to(tmp_path / "real")
+    first = begin(owner, tmp_path / "alias" / "data")
+    refused(owner, tmp_path / "real" / "data")
+    first.close()
+    begin(owner, tmp_path / "real" / "data").close()
+
+
+@owners
+def test_a_second_owner_through_hard_links_is_refused(owner: Owner, tmp_path: Path) -> None:
+    if owner.name == "rocksdb":
+        pytest.skip("RocksDB never writes to a file that it did not make itself: linked copies are its checkpoints")
+    first = begin(owner, tmp_path / "data")
+    alias = tmp_path / "alias"
+    if owner.folder:
+        shutil.copytree(tmp_path / "data", alias, copy_function=os.link)
+        for lock in owner.locks(alias):
+            lock.unlink()
+    else:
+        os.link(tmp_path / "data", alias)
+    refused(owner, alias)
+    owner.use(first, 2)
+    first.close()
+
+
+@owners
+def test_a_removed_lock_lets_nobody_in(owner: Owner, tmp_path: Path) -> None:
+    first = begin(owner, tmp_path / "data")
+    locks = owner.locks(tmp_path / "data")
+    assert locks, "it has no lock to remove"
+    for lock in locks:
+        lock.unlink(missing_ok=True)
+    refused(owner, tmp_path / "data")
+    owner.use(first, 2)
+    first.close()
+    owner.open(tmp_path / "data").close()
+
+
+@owners
+def test_another_process_is_refused_without_the_lock_too(owner: Owner, tmp_path: Path) -> None:
+    first = begin(owner, tmp_path / "data")
+    for lock in owner.locks(tmp_path / "data"):
+        lock.unlink(missing_ok=True)
+    code = (
+        "import sys, pathlib; from owners import OWNERS\n"
+        "from penstock.errors import LockedError\n"
+        "owner = next(o for o in OWNERS if o.name == sys.argv[1])\n"
+        "try: owner.open(pathlib.Path(sys.argv[2]))\n"
+        "except LockedError: print('refused')\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code, owner.name, str(tmp_path / "data")],
+        cwd=Path(__file__).parents[1] / "support", capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert run.stdout.strip() == "refused", run.stderr
+    first.close()
+
+
+@owners
+def test_the_child_of_a_fork_owns_nothing_and_keeps_nothing(owner: Owner, tmp_path: Path) -> None:
+    first = begin(owner, tmp_path / "data")
+    told, tell = os.pipe()
+    wait, go = os.pipe()
+    child = os.fork()
+    if not child:  # nothing here may return to pytest
+        code = 1
+        try:
+            os.close(go)
+            try:
+                owner.use(first, 9)
+            except PenstockError:
+                code = 0
+            os.write(tell, b"1")
+            os.read(wait, 1)
+        finally:
+            os._exit(code)
+    os.close(tell)
+    os.close(wait)
+    assert os.read(told, 1) == b"1"
+    refused(owner, tmp_path / "data")  # it is still the parent's
+    first.close()
+    again = owner.open(tmp_path / "data")  # though the child lives
+    owner.use(again, 2)
+    again.close()
+    os.close(go)
+    os.close(told)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+@owners
+def test_the_data_that_is_a_link_is_not_written_to(owner: Owner, tmp_path: Path) -> None:
+    """Of a file that is a log; a folder may be reached through a link, and is owned itself."""
+    if owner.folder:
+        pytest.skip("a folder that is reached through a link is owned itself")
+    begin(owner, tmp_path / "data").close()
+    before = (tmp_path / "data").read_bytes()
+    (tmp_path / "alias").symlink_to(tmp_path / "data")
+    with pytest.raises(OptionsError, match="symbolic link"):
+        owner.open(tmp_path / "alias")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nothing")
+    with contextlib.suppress(OptionsError, OSError):
+        owner.open(tmp_path / "dangling").close()
+    assert (tmp_path / "data").read_bytes() == before
+    assert not (tmp_path / "nothing").exists()
