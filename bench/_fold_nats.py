@@ -18,7 +18,7 @@ from _fold_stores import ENGINES
 from penstock.batch import UpdateBatch
 from penstock.fold import AppliedWatch, WatchScope
 from penstock.kv import NatsConnection, NatsOptions, StoreConfig
-from penstock.kv.nats import NatsKvStore
+from penstock.kv.nats.bucket import NatsKvStore
 from penstock.testing.nats import NatsServer
 
 

@@ -155,7 +155,7 @@ class DiskCache:
 ENGINES: dict[str, Callable[[str], Any]] = {
     "append log": AppendLogStore.open,
     "RocksDB": lambda path: RocksStore.open(path, RocksOptions()),
-    "LMDB": lambda path: LmdbStore.open(path, LmdbOptions(sync=False, map_bytes=MAP_BYTES)),
+    "LMDB": lambda path: LmdbStore.open(path, LmdbOptions(sync="none", map_bytes=MAP_BYTES)),
 }
 
 CONTENDERS: list[Any] = [

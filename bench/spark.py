@@ -2,7 +2,8 @@
 
 The same records lie in a channel, in Parquet (zstd and uncompressed), in lines of text and in lines of JSON.  Each path
 computes the same aggregate over payload and position, or writes the same table, in one go or as a stream.  A source
-that yields rows one at a time shows why none here does.  Best of two to five turns (fewer where a turn is long), page
+that yields rows one at a time shows why none here does; one that yields the same Arrow batch again and again, and
+pyarrow without Spark, show what nobody can pass.  Best of two to five turns (fewer where a turn is long), page
 cache warm, first on one core and then on two.  The channel of small payloads has half the bytes of the other.
 
     python bench/spark.py [--quick] [--json] [--folder DIR] [--megabytes N]
@@ -15,6 +16,7 @@ import datetime as dt
 import glob
 import json
 import mmap
+import multiprocessing
 import os
 import shutil
 import struct
@@ -29,10 +31,12 @@ import pyarrow.parquet as pq
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 import _table
+from penstock.batch import Batch
 from penstock.log.detect import open_log
 from penstock.log.xchannel import Writer
 from penstock.spark import lake, session
-from penstock.spark.columns import BASE, arrow_schema, to_record_batch
+from penstock.spark.source.columns import BASE, arrow_schema, to_record_batch
+from penstock.spark.source.export import parquet_writer
 
 LETTERS = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_", np.uint8)
 LONG_SECONDS = 8.0
@@ -78,6 +82,55 @@ class RowReader(DataSourceReader):
                     else:
                         yield name, base + at, time_of(when / 1e9, utc), when, application, None, payload
                 at += (16 + length + 7) & ~7
+
+
+class RepeatSource(DataSource):
+    """A source that reads nothing: one Arrow batch again and again.  What Spark does with it is the ceiling of any."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "repeat"
+
+    def schema(self) -> str:
+        return ", ".join(column.ddl for column in BASE)
+
+    def reader(self, schema: Any) -> Any:
+        return RepeatReader(int(self.options["size"]), int(self.options["count"]))
+
+
+class RepeatReader(DataSourceReader):
+    def __init__(self, size: int, count: int) -> None:
+        self.size, self.count = size, count
+
+    def partitions(self) -> list[InputPartition]:
+        return [InputPartition(n) for n in range(8)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        rows = min(4_000_000 // self.size, 65_536)
+        batch = to_record_batch(Batch.of(payloads(self.size, rows), kinds=[1] * rows), "channel", arrow_schema(BASE))
+        left = self.count // 8
+        while left > 0:
+            yield batch.slice(0, min(left, rows))
+            left -= rows
+
+
+def write_part(given: tuple[str, int, int, str]) -> None:
+    """Write some records as the tasks of the lake do, without Spark."""
+    path, start, end, target = given
+    schema = arrow_schema(BASE)
+    with open_log(path) as log, open(target, "wb") as sink:
+        with parquet_writer(sink, schema) as writer:
+            at, held, size = start, [], 0
+            while at < end:
+                batch = log.read(at)
+                at = batch.next_position
+                held.append(to_record_batch(batch[: int(batch.positions.searchsorted(end))], "channel", schema))
+                size += held[-1].nbytes
+                if size > 32_000_000 or at >= end:
+                    writer.write_table(pa.Table.from_batches(held))
+                    held, size = [], 0
+        sink.flush()
+        os.fsync(sink.fileno())
 
 
 def payloads(size: int, count: int) -> list[bytes]:
@@ -133,6 +186,7 @@ def paths(spark: Any, made: dict[str, Any]) -> dict[str, Callable[[], Any]]:
     """Return what is measured: a name and the work."""
     folder, channel = made["folder"], made["channel"]
     spark.dataSource.register(RowSource)
+    spark.dataSource.register(RepeatSource)
 
     def aggregate(frame: Any) -> Any:
         return frame.selectExpr(*AGGREGATE).collect()
@@ -150,6 +204,16 @@ def paths(spark: Any, made: dict[str, Any]) -> dict[str, Callable[[], Any]]:
         path = fresh()
         sink = stream.writeStream.format("parquet").option("checkpointLocation", f"{path}-checkpoint")
         wait(sink.trigger(availableNow=True).start(path))
+
+    def without_spark() -> None:
+        path = os.path.dirname(fresh())
+        with open_log(channel) as log:
+            cuts = [begin for begin, _ in log.cut(log.first_position, log.next_position, 64_000_000)]  # type: ignore[attr-defined]
+            ends = [*cuts[1:], log.next_position]
+        cores = int(spark.sparkContext.master.removeprefix("local[").removesuffix("]"))
+        with multiprocessing.get_context("spawn").Pool(cores) as pool:
+            parts = enumerate(zip(cuts, ends, strict=True))
+            pool.map(write_part, [(channel, begin, end, f"{path}/{n}.parquet") for n, (begin, end) in parts], 1)
 
     def into_lake() -> None:
         path = fresh()
@@ -174,6 +238,10 @@ def paths(spark: Any, made: dict[str, Any]) -> dict[str, Callable[[], Any]]:
         "Python rows, two columns → aggregate": lambda: aggregate(
             spark.read.format("rows").schema(NARROW).load(channel)
         ),
+        "one Arrow batch again and again → aggregate": lambda: aggregate(
+            spark.read.format("repeat").options(size=made["size"], count=made["count"]).load()
+        ),
+        "pyarrow alone → Parquet zstd": without_spark,
         "penstock → lake (fused)": lambda: lake.ingest_once(spark, channel, fresh(), app="bench", batch=0),
         "penstock → Parquet zstd by Spark": lambda: spark.read.format("penstock").load(channel).write.parquet(fresh()),
         "Parquet zstd → Parquet zstd": lambda: spark.read.parquet(f"{folder}/zstd").write.parquet(fresh()),
@@ -204,6 +272,12 @@ RATIOS = (
         {1000: 5.0, 100: 5.0},
     ),
     (
+        "… and what no source can pass: Arrow batches that nobody has to read",
+        "one Arrow batch again and again → aggregate",
+        "Python rows, all columns → aggregate",
+        {},
+    ),
+    (
         "scan of two columns against such rows",
         "penstock, two columns → aggregate",
         "Python rows, two columns → aggregate",
@@ -220,6 +294,12 @@ RATIOS = (
         "penstock stream → lake (fused)",
         "JSON file stream → Parquet by Spark",
         {1000: 2.0, 100: 2.0},
+    ),
+    (
+        "… and what no lake can pass: the same files written by pyarrow alone",
+        "pyarrow alone → Parquet zstd",
+        "JSON file stream → Parquet by Spark",
+        {},
     ),
 )
 """What is compared, the two paths, and the bar for each payload size, where there is one."""

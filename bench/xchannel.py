@@ -66,7 +66,7 @@ class Penstock:
         return one, many
 
     def spinner(self) -> Callable[[], Any]:
-        reader = Reader.open(self.path, "live")
+        reader = Reader.open(self.path, "latest")
         take = reader.try_read
 
         def one() -> Any:
