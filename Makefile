@@ -7,9 +7,10 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 KERNEL := $(wildcard src/penstock/kernel/*.pyx src/penstock/kernel/*.pxd)
 PYTEST := $(BIN)/python -m pytest
+ASAN    = LD_PRELOAD="$$(gcc -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0:handle_segv=0:handle_sigbus=0 PYTHONMALLOC=malloc PYTHONPATH=$(CURDIR)/build/asan/src
 SPREAD := -n auto --maxprocesses 4 --dist loadfile
 
-.PHONY: help env demo test quick style types unit crash fuzz soak models spark-full bench docs wheel clean
+.PHONY: help env demo test quick style types unit crash damage hostile asan fuzz soak models spark-full interop bench docs wheel clean
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,14 +47,32 @@ unit: env
 	@$(PYTEST) -q $(SPREAD) tests/unit
 
 test: env style types  ## everything, with the short forms of the long tests
+	@$(BIN)/python -m compileall -q src  # hundreds of processes are started: none compiles again, whatever the environment says
 	@$(PYTEST) -q $(SPREAD) --ignore tests/integration/spark
 	@$(PYTEST) -q tests/integration/spark
 
 crash: env  ## kill -9 loops, long form
-	@$(PYTEST) -q -s tests/crash -m "long or not long" --long --timeout 7200
+	@$(PYTEST) -q -s tests/crash --long --timeout 7200
 
 fuzz: env  ## every decoder, 10 million inputs each
 	@for target in fuzz/[!_]*.py; do $(BIN)/python $$target --inputs 10000000 || exit 1; done
+
+damage: env  ## every byte flipped, every length cut, every file removed, doubled, zeroed, swapped
+	@$(PYTEST) -q -s tests/damage --long --timeout 7200 --show-capture=no
+
+hostile: env  ## crafted files of every format through every command, under limits of memory and time
+	@$(PYTEST) -q -s tests/hostile --long --timeout 7200
+
+asan: env  ## kernel tests and fuzzers with AddressSanitizer, in a copy of the sources
+	@rm -rf build/asan && mkdir -p build/asan && cp -r src setup.py pyproject.toml README.md build/asan/
+	@find build/asan \( -name '*.so' -o -name '*.c' \) -delete
+	@cd build/asan && CFLAGS="-fsanitize=address -fno-omit-frame-pointer -g -O1" LDFLAGS=-fsanitize=address \
+	  $(CURDIR)/$(BIN)/python setup.py -q build_ext --inplace
+	@$(ASAN) $(BIN)/python -c 'import penstock.kernel as k, sys; sys.exit(None if k.native and "build/asan" in k.__file__ else "not the checked kernel")'
+	@$(ASAN) $(PYTEST) -q -p no:faulthandler tests/unit/kernel tests/property/test_kernels_agree.py tests/property/test_pgss_kernel.py \
+	  tests/property/test_filechannel_kernel.py tests/property/test_messagelog_kernel.py tests/property/test_fuzz_xchannel.py \
+	  tests/hostile/test_shrinking.py
+	@for target in fuzz/[!_]*.py; do $(ASAN) $(BIN)/python $$target --inputs 100000 || exit 1; done
 
 soak: env  ## hours of load, bounded
 	@$(PYTEST) -q -s tests/soak --long --timeout 7200
@@ -64,14 +83,30 @@ models: env  ## the models of the guards on large bounds
 spark-full: env  ## cluster and pipelines
 	@$(PYTEST) -q -s tests/integration/spark tests/crash/test_spark_kill.py tests/integration/test_examples.py tests/integration/test_howto.py --long --timeout 7200
 
+interop: env  ## against mosquitto and its clients, installed by package name
+	@missing=""; command -v mosquitto >/dev/null || missing="mosquitto"; \
+	  command -v mosquitto_sub >/dev/null || missing="$$missing mosquitto-clients"; \
+	  if [ -n "$$missing" ]; then \
+	    [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -q >/dev/null && apt-get install -y -q $$missing >/dev/null \
+	    || { echo "interop needs $$missing: install the Debian packages of these names"; exit 1; }; \
+	  fi
+	@$(PYTEST) -q tests/interop --long --timeout 600
+
 bench: env  ## every bench/*.py, tables into docs/benchmarks.md
 	@$(BIN)/python bench/_all.py
 
 docs: env  ## check the docs: links, names, examples
 	@$(PYTEST) -q tests/unit/test_docs.py
 
-wheel: env  ## a wheel in dist/
-	@PIP_CONSTRAINT=constraints.txt $(PIP) wheel --no-deps -w dist .
+wheel: env  ## a manylinux wheel in dist/, tried in an empty environment
+	@rm -rf build/wheel && mkdir -p build/wheel dist
+	@PIP_CONSTRAINT=constraints.txt $(PIP) wheel --no-deps -w build/wheel .
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m auditwheel repair -w dist build/wheel/penstock-*.whl
+	@$(PYTHON) -m venv --clear build/wheel/empty
+	@build/wheel/empty/bin/python -m pip --disable-pip-version-check --quiet install -c constraints.txt "$$(ls -t dist/penstock-*.whl | head -1)"
+	@build/wheel/empty/bin/penstock --version
+	@build/wheel/empty/bin/python -c 'import penstock.kernel as k, sys; sys.exit(None if k.native else k.reason)'
+	@ls -t dist/penstock-*.whl | head -1
 
 clean:  ## remove what was built, .venv included
 	@rm -rf $(VENV) build dist src/*.egg-info
