@@ -1,8 +1,8 @@
 """A copy of a whole node while it runs, compared with what it was copied from.
 
-    1  every file gets a second name in a staging folder, so that retention and compaction take nothing away meanwhile
+    1  every file of state gets a second name in a staging folder, so that nothing takes it away meanwhile
     2  state is copied: stores, cursors, marks, what ingest remembers
-    3  logs are copied: they are at least as far as any state that points into them
+    3  files of logs get a second name, too, and are copied: they are at least as far as any state that points into them
     4  the copy is read: every log record by record against its original, every store by its digest
 
 A copy holds what was acknowledged before it began.  What came while it was made may be in it or not, never in halves:
@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import stat as stat_bits
 import time
 from collections.abc import Callable, Iterator
@@ -38,7 +39,9 @@ LEFT_OUT: Final = ("penstock-node-lock", "penstock-node-probe")
 CHUNK: Final = 1 << 20
 RETENTION_TRIES: Final = 10
 """How often a log whose retention was faster than the comparison is compared again, each time less of it."""
-MOST_PASSES: Final = 1000
+MOST_ROLLS: Final = 1000
+NUMBERED: Final = re.compile(r"(?P<log>.+?)(?:\.(?P<file>\d+)(?:\.[a-z]+)?|/(?P<segment>\d+)\.[a-z]+)", re.DOTALL)
+"""A file of a log that has several: ``readings.3``, ``segment.3.gz``, ``00003.log``."""
 Tell = Callable[[str], None]
 
 
@@ -100,16 +103,22 @@ def back_up(data: str, target: str, tell: Tell = lambda _: None) -> BackupReport
     try:
         tell("holding files")
         left_out = _engine_stores(data)
-        names = [name for name in _link_all(data, stage) if not _below(name, left_out)]
+        state = [name for name in _files_of(data, left_out) if not _is_log_data(data, name)]
+        state = [name for name in state if _hold(data, stage, name)]
         os.makedirs(partial, mode=0o700)
-        is_data = [name for name in names if _is_log_data(data, name)]
         files: dict[str, str] = {}
         tell("copying state")
-        for name in names:
-            if name not in is_data:
-                _copy(data, stage, partial, name, files)
+        for name in state:
+            _copy(data, stage, partial, name, files)
         tell("copying logs")
-        _copy_logs(data, stage, partial, is_data, files)
+        numbered: dict[str, list[tuple[int, str]]] = {}
+        for name in _files_of(data, left_out):
+            if _is_log_data(data, name):
+                log, number = _numbered(name)
+                numbered.setdefault(log, []).append((number, name))
+        held = {log: _hold_log(data, stage, log, of_log) for log, of_log in numbered.items()}
+        for log, of_log in held.items():
+            _copy_log(data, stage, partial, log, of_log, files)
         tell("comparing")
         report = msgspec.structs.replace(_compared(data, partial, files), left_out=left_out)
         _write_manifest(partial, report)
@@ -120,19 +129,6 @@ def back_up(data: str, target: str, tell: Tell = lambda _: None) -> BackupReport
     finally:
         remove_tree(stage)
         remove_tree(partial)
-
-
-def _copy_logs(data: str, stage: str, target: str, held: list[str], files: dict[str, str]) -> None:
-    """Copy log files until no further one has appeared: what was copied last may end with a roll to the next."""
-    copied: set[str] = set()
-    for _ in range(MOST_PASSES):
-        names = {*held, *(name for name in _files_of(data) if _is_log_data(data, name))} - copied
-        if not names:
-            return
-        for name in sorted(names):
-            _copy(data, stage, target, name, files)
-        copied |= names
-    raise RetryError(f"{data}: its logs get new files faster than they can be copied")
 
 
 def restore(backup: str, data: str, tell: Tell = lambda _: None) -> BackupReport:
@@ -192,7 +188,7 @@ def _check_vacant(path: str) -> None:
         raise OptionsError(f"{path}: there is something here already")
 
 
-def _files_of(root: str) -> Iterator[str]:
+def _files_of(root: str, left_out: list[str]) -> Iterator[str]:
     """Yield the regular files below a folder, sockets, locks and staging folders apart; by path."""
     folders = [""]
     while folders:
@@ -200,24 +196,81 @@ def _files_of(root: str) -> Iterator[str]:
         with contextlib.suppress(FileNotFoundError), os.scandir(os.path.join(root, below)) as entries:
             for entry in sorted(entries, key=lambda one: one.name):
                 name = f"{below}/{entry.name}" if below else entry.name
-                if entry.name == STAGE or entry.name in LEFT_OUT:
+                if entry.name == STAGE or entry.name in LEFT_OUT or _below(name, left_out):
                     continue
-                mode = entry.stat(follow_symlinks=False).st_mode
+                try:
+                    mode = entry.stat(follow_symlinks=False).st_mode
+                except FileNotFoundError:
+                    continue
                 if stat_bits.S_ISDIR(mode):
                     folders.append(name)
                 elif stat_bits.S_ISREG(mode):
                     yield name
 
 
-def _link_all(data: str, stage: str) -> list[str]:
-    names = []
-    for name in _files_of(data):
-        held = os.path.join(stage, name)
-        os.makedirs(os.path.dirname(held), mode=0o700, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):
-            os.link(os.path.join(data, name), held)
-            names.append(name)
-    return names
+def _hold(data: str, stage: str, name: str) -> bool:
+    """Give a file a second name, so that nothing takes it away; return whether it was still there."""
+    held = os.path.join(stage, name)
+    os.makedirs(os.path.dirname(held), mode=0o700, exist_ok=True)
+    try:
+        os.link(os.path.join(data, name), held)
+    except FileNotFoundError:
+        return False
+    except FileExistsError:
+        return True  # held already
+    return True
+
+
+def _numbered(name: str) -> tuple[str, int]:
+    """Return which log a file belongs to and the how-manieth it is; the first one of a channel has no number.
+
+    >>> [_numbered(name) for name in ("a/b", "a/b.1", "q/segment.10.gz", "m/0007.idx")]
+    [('a/b', 0), ('a/b', 1), ('q/segment', 10), ('m', 7)]
+    """
+    found = NUMBERED.fullmatch(name)
+    return (found["log"], int(found["file"] or found["segment"])) if found else (name, 0)
+
+
+def _hold_log(data: str, stage: str, log: str, files: list[tuple[int, str]]) -> list[tuple[int, str]]:
+    """Hold the files of a log, newest first: when retention has taken one, the older ones are gone as well.
+
+    A file that has only changed its name, because it was compressed, is held by the name it has now.
+    """
+    held: list[tuple[int, str]] = []
+    for number, name in sorted(files, reverse=True):
+        if _hold(data, stage, name):
+            held.append((number, name))
+        else:
+            now = (one for one in _beside(data, name) if one != name and _numbered(one) == (log, number))
+            held += [(number, one) for one in now if _hold(data, stage, one)]
+    return sorted(held)
+
+
+def _beside(data: str, name: str) -> list[str]:
+    folder = os.path.dirname(name)
+    with contextlib.suppress(FileNotFoundError):
+        return [os.path.join(folder, base) for base in os.listdir(os.path.join(data, folder))]
+    return []
+
+
+def _copy_log(data: str, stage: str, target: str, log: str, held: list[tuple[int, str]], files: dict[str, str]) -> None:
+    """Copy the files of a log, and of a channel those it has rolled to meanwhile: its last file may say so.
+
+    What was copied before it rolled is copied again with its successor.
+    """
+    for _, name in held:
+        _copy(data, stage, target, name, files)
+    for _ in range(MOST_ROLLS):
+        number, newest = held[-1] if held else (0, "")
+        successor = f"{log}.{number + 1}"
+        if not held or newest not in (log, f"{log}.{number}") or not os.path.exists(os.path.join(data, successor)):
+            return
+        if not _hold(data, stage, successor):
+            return
+        for name in (newest, successor):
+            _copy(data, stage, target, name, files)
+        held = [(number + 1, successor)]
+    raise RetryError(f"{os.path.join(data, log)}: it gets new files faster than they can be copied")
 
 
 def _is_log_data(data: str, name: str) -> bool:

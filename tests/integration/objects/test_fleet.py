@@ -68,6 +68,8 @@ async def test_no_kill_of_an_exporter_loses_the_published_artifact(
                         revision = (await bucket.writer.put(key, b"%d" % revision)).as_int() or 0
                 point = next(points) if number % 2 else ""
                 about = run(f"node{number % 3}", point=point)
+                while point and about is not None and about["outcome"] == "lost":
+                    about = run(f"node{number % 3}", point=point)  # the lease of the one before has not run out yet
                 killed += about is None
                 try:
                     published = transport.manifest("fold")
@@ -78,7 +80,7 @@ async def test_no_kill_of_an_exporter_loses_the_published_artifact(
                 rank = published.rank
                 target = tmp_path / f"check{number}"
                 assert transport.download("fold", target).rank == rank  # it never dangles
-            assert killed
+            assert killed >= (1 if long_run else rounds // 2)
             while (about := run("node0")) is not None and about["outcome"] == "lost":
                 pass  # the lease of one that was killed has not run out yet
             for number in range(7):

@@ -45,8 +45,9 @@ def test_a_backup_of_what_is_being_written_has_everything_from_before(tmp_path: 
         started.wait()
         n = 1000
         while not stop.is_set():
-            log.append_many([b"%d" % (n + k) for k in range(20)])
-            n += 20
+            log.append_many([b"%d" % (n + k) for k in range(200)])
+            n += 200
+            stop.wait(0.001)  # a roll every 100 ms, all of it gone by retention after 100 more
 
     with (
         MessageLog.open(data / "logs" / "a", segment_bytes=50_000, max_messages=20_000) as first,
@@ -94,6 +95,29 @@ def test_a_channel_that_rolls_while_it_is_copied_is_whole_in_the_backup(
 
         monkeypatch.setattr(backup, "_copy", copy_what_has_rolled)
         back_up(str(tmp_path / "data"), str(tmp_path / "copy"))
+    restore(str(tmp_path / "copy"), str(tmp_path / "again"))
+    assert len(payloads(tmp_path / "again" / "logs" / "b")) == 3010
+
+
+def test_a_channel_that_rolls_after_its_newest_file_was_copied_is_whole_in_the_backup(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data" / "logs").mkdir(parents=True)
+    copy = backup._copy
+    copied: list[str] = []
+
+    with Writer.open(tmp_path / "data" / "logs" / "b", roll_bytes=1 << 21) as writer:
+        writer.append_many([b"x" * 1000] * 10)
+
+        def copy_before_it_rolls(data: str, stage: str, target: str, name: str, files: dict[str, str]) -> None:
+            copy(data, stage, target, name, files)
+            copied.append(name)
+            if copied.count("logs/b") == 1 and name == "logs/b":
+                writer.append_many([b"y" * 1000] * 3000)
+
+        monkeypatch.setattr(backup, "_copy", copy_before_it_rolls)
+        back_up(str(tmp_path / "data"), str(tmp_path / "copy"))
+    assert copied.count("logs/b") == 2
     restore(str(tmp_path / "copy"), str(tmp_path / "again"))
     assert len(payloads(tmp_path / "again" / "logs" / "b")) == 3010
 
