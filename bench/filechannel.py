@@ -149,8 +149,9 @@ def plain_file(folder: str, payload: bytes, count: int) -> Seconds:
 
 def opening(quick: bool, where: str | None) -> str:
     """Say what opening a channel of 10 GiB reads: the files are sparse, but a reader of them would not notice."""
-    from penstock.disk import FaultyDisk, PosixDisk
+    from penstock.disk import PosixDisk
     from penstock.log.filechannel.format import Header, segment_path
+    from penstock.testing.faulty import FaultyDisk
 
     options = ChannelOptions(compression="none")
     segment, count = (1 << 20, 4) if quick else (512 << 20, 20)

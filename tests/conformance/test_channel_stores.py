@@ -9,13 +9,14 @@ import pytest
 from penstock.channels.model import PersistedChannel
 from penstock.channels.store import (
     ChannelStore,
-    FailingChannelStore,
     FileChannelStore,
     MemoryChannelStore,
     channel_hash,
 )
-from penstock.disk import FaultyDisk, MemoryDisk
+from penstock.disk import MemoryDisk
 from penstock.testing.channel_store_conformance import ChannelStoreConformance
+from penstock.testing.channel_stores import FailingChannelStore
+from penstock.testing.faulty import FaultyDisk
 
 
 class TestFileStore(ChannelStoreConformance):

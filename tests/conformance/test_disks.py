@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from penstock.disk import Disk, FaultyDisk, MemoryDisk, PosixDisk
+from penstock.disk import Disk, MemoryDisk, PosixDisk
 from penstock.testing.disk_conformance import DiskConformance
+from penstock.testing.faulty import FaultyDisk
 
 
 class TestPosixDisk(DiskConformance):

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from penstock.disk import FaultyDisk, MemoryDisk
+from penstock.disk import MemoryDisk
 from penstock.errors import CorruptionError, ReadOnlyError
 from penstock.store import AppendLogOptions, AppendLogStore, SnapshotWriter, load
+from penstock.testing.faulty import FaultyDisk
 from penstock.testing.store_conformance import model_of
 from penstock.types import KvUpdate, WatchCursor
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from penstock.channels import ChannelManager, Limits, ManagerOptions
-from penstock.disk import FaultyDisk, MemoryDisk
+from penstock.disk import MemoryDisk
 from penstock.errors import Refused
+from penstock.testing.faulty import FaultyDisk
 
 OWNER = "owner@localhost"
 

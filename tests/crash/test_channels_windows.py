@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from penstock.channels import ChannelManager, ManagerOptions, channel_hash
-from penstock.disk import FaultyDisk, MemoryDisk
+from penstock.disk import MemoryDisk
+from penstock.testing.faulty import FaultyDisk
 
 ANN = "ann@localhost"
 OPTIONS = ManagerOptions(segment_bytes=60)  # two elements of one byte fill a segment

@@ -11,8 +11,9 @@ import random
 
 import pytest
 
-from penstock.disk import FaultyDisk, MemoryDisk
+from penstock.disk import MemoryDisk
 from penstock.log.filechannel import FileChannel
+from penstock.testing.faulty import FaultyDisk
 
 ROUNDS, LONG_ROUNDS = 60, 5_000
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from hypothesis import given, settings, strategies as st
 
-from penstock.disk import FaultyDisk, MemoryDisk
+from penstock.disk import MemoryDisk
 from penstock.log.filechannel import ChannelOptions, FileChannel
+from penstock.testing.faulty import FaultyDisk
 
 # 56 bytes make frames of 64: a lost page is then a whole number of frames, the worst case for zeros.
 payloads = st.one_of(st.binary(max_size=120), st.integers(0, 255).map(lambda n: bytes([n]) * 56), st.just(b""))

@@ -19,7 +19,7 @@ import pytest
 import penstock.disk.executor as executor
 from penstock.artifact import export_store, import_artifact
 from penstock.channels import ChannelManager, ManagerOptions
-from penstock.disk import FaultyDisk, PosixDisk
+from penstock.disk import PosixDisk
 from penstock.errors import PenstockError, Refused
 from penstock.fold import Follow
 from penstock.kv import EmbeddedConnection
@@ -28,6 +28,7 @@ from penstock.log.envelope import CONTENT, encode_envelopes
 from penstock.log.filechannel import ChannelOptions, FileChannel
 from penstock.log.messagelog import MessageLog, MessageLogOptions
 from penstock.store import AppendLogStore, open_store
+from penstock.testing.faulty import FaultyDisk
 from penstock.types import KvUpdate, WatchCursor
 
 ANN = "ann@localhost"

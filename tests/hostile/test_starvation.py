@@ -21,13 +21,14 @@ from typing import Any
 import pytest
 from owners import OWNERS, Owner
 
-from penstock.disk import FaultyDisk, MemoryDisk, PosixDisk
+from penstock.disk import MemoryDisk, PosixDisk
 from penstock.errors import PenstockError, ReadOnlyError
 from penstock.log.detect import open_log
 from penstock.log.filechannel import ChannelOptions, FileChannel
 from penstock.log.messagelog import MessageLog, MessageLogOptions
 from penstock.log.xchannel import Writer
 from penstock.store import AppendLogOptions, AppendLogStore
+from penstock.testing.faulty import FaultyDisk
 from penstock.types import KvUpdate, WatchCursor
 
 Disk = Any

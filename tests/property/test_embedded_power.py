@@ -6,10 +6,11 @@ from typing import Any
 
 from hypothesis import given, settings, strategies as st
 
-from penstock.disk import FaultyDisk, MemoryDisk
+from penstock.disk import MemoryDisk
 from penstock.kv import EmbeddedOptions, StoreConfig
 from penstock.kv.embedded.bucket import Bucket
 from penstock.kv.embedded.plan import Change
+from penstock.testing.faulty import FaultyDisk
 
 TURN = st.lists(
     st.tuples(st.sampled_from(["put", "put", "delete"]), st.sampled_from(["a", "b", "c"]), st.integers(0, 9000)),

@@ -6,8 +6,9 @@ from typing import Any
 
 from hypothesis import given, settings, strategies as st
 
-from penstock.disk import FaultyDisk, MemoryDisk
+from penstock.disk import MemoryDisk
 from penstock.log.messagelog import MessageLog, MessageLogOptions, MessageLogReader
+from penstock.testing.faulty import FaultyDisk
 
 STEP = st.one_of(
     st.tuples(st.just("append"), st.integers(0, 3000)),

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from penstock.batch import Batch
-from penstock.disk import FaultyDisk, PosixDisk
+from penstock.disk import PosixDisk
 from penstock.log.xchannel import Reader, Writer, XChannelLog, ahead
+from penstock.testing.faulty import FaultyDisk
 
 LAW = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 

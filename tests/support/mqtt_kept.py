@@ -13,13 +13,14 @@ from typing import Any
 
 from mqtt_use import Device, ManualLoop
 
-from penstock.disk import FaultyDisk, MemoryDisk
+from penstock.disk import MemoryDisk
 from penstock.mqtt import packets as p
 from penstock.mqtt.codec import encode
 from penstock.mqtt.packets import Ack, Kind, Properties
 from penstock.mqtt.state_open import KeptBroker
 from penstock.mqtt.state_options import PersistenceOptions
 from penstock.testing.clock import FakeClock
+from penstock.testing.faulty import FaultyDisk
 
 __all__ = ["Fleet", "Group", "KeptWorld", "Mourner", "Publisher", "Retainer", "SocketDevice", "Subscriber"]
 

@@ -24,7 +24,7 @@ def modules() -> list[str]:
 
 
 def test_the_modules_are_found() -> None:
-    assert {"penstock.errors", "penstock.log.xchannel.writer", "penstock.disk.faulty"} <= set(modules())
+    assert {"penstock.errors", "penstock.log.xchannel.writer", "penstock.testing.faulty"} <= set(modules())
 
 
 @pytest.mark.parametrize("name", ["penstock", *modules()])

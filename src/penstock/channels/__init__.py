@@ -22,7 +22,6 @@ from penstock.channels.options import ManagerOptions
 from penstock.channels.session import ChannelSession
 from penstock.channels.store import (
     ChannelStore,
-    FailingChannelStore,
     FileChannelStore,
     MemoryChannelStore,
     channel_hash,
@@ -50,7 +49,6 @@ __all__ = [
     "ChannelStore",
     "FileChannelStore",
     "MemoryChannelStore",
-    "FailingChannelStore",
     "channel_hash",
     "ChannelServer",
     "ChannelServerOptions",

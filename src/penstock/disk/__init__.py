@@ -9,7 +9,6 @@ from penstock.disk.bulk import exist_many, read_many
 from penstock.disk.commit import Committer, GroupCommit
 from penstock.disk.executor import disk_executor, doze_in_thread, in_disk_thread, in_waiting_thread
 from penstock.disk.face import Disk, File, Latch, Lock, ReadDisk, ReadFile, Stat
-from penstock.disk.faulty import FaultyDisk
 from penstock.disk.handle import ClosingHandle, Handle
 from penstock.disk.memory import MemoryDisk
 from penstock.disk.objects import view_of
@@ -39,7 +38,6 @@ __all__ = [
     "ObjectOptions",
     "view_of",
     "MemoryDisk",
-    "FaultyDisk",
     "save_atomically",
     "save_many_atomically",
     "Replacement",

@@ -16,7 +16,8 @@ from wire_use import PlainAuthenticator, Raw, options
 
 from penstock.channels import channel_hash
 from penstock.channels.wire import ChannelServer
-from penstock.disk import FaultyDisk, PosixDisk
+from penstock.disk import PosixDisk
+from penstock.testing.faulty import FaultyDisk
 
 C = "channel=!c@localhost"
 GREETING = (

@@ -14,8 +14,9 @@ from channel_use import ANN, BOB
 
 from penstock.channels import ChannelManager, ChannelMessage, ManagerOptions, files
 from penstock.channels.patience import FEWEST
-from penstock.disk import FaultyDisk, MemoryDisk, PosixDisk
+from penstock.disk import MemoryDisk, PosixDisk
 from penstock.errors import OptionsError, ReadOnlyError, Refused
+from penstock.testing.faulty import FaultyDisk
 
 
 async def opened(manager: ChannelManager, kind: str = "pubsub", interval: int = 60_000) -> Any:

@@ -12,7 +12,6 @@ from channel_use import ANN, BOB, CAT
 from penstock.channels import (
     ChannelId,
     ChannelManager,
-    FailingChannelStore,
     FileChannelStore,
     ManagerOptions,
     Nid,
@@ -20,9 +19,11 @@ from penstock.channels import (
     commands as c,
 )
 from penstock.channels.counts import ENTRIES, RECOVERY_SECONDS, SECONDS
-from penstock.disk import FaultyDisk, PosixDisk
+from penstock.disk import PosixDisk
 from penstock.errors import Refused
 from penstock.metrics import REGISTRY
+from penstock.testing.channel_stores import FailingChannelStore
+from penstock.testing.faulty import FaultyDisk
 
 
 def now() -> dict[str, float]:

@@ -10,8 +10,9 @@ from channel_use import ANN, BOB, persistent
 
 from penstock.channels import ChannelManager, ManagerOptions, channel_hash
 from penstock.channels.store import NEW_QUEUE
-from penstock.disk import FaultyDisk, PosixDisk
+from penstock.disk import PosixDisk
 from penstock.errors import OptionsError
+from penstock.testing.faulty import FaultyDisk
 
 FOLDER = channel_hash("ops")
 

@@ -12,15 +12,16 @@ from channel_use import ANN, BOB, EVE, payloads, persistent, refused
 from penstock.channels import (
     ChannelManager,
     ChannelMessage,
-    FailingChannelStore,
     FileChannelStore,
     Limits,
     ManagerOptions,
     channel_hash,
 )
-from penstock.disk import FaultyDisk, PosixDisk
+from penstock.disk import PosixDisk
 from penstock.errors import ReadOnlyError
 from penstock.metrics import REGISTRY
+from penstock.testing.channel_stores import FailingChannelStore
+from penstock.testing.faulty import FaultyDisk
 
 
 async def failing(start: Any, tmp_path: Path) -> tuple[ChannelManager, FailingChannelStore]:

@@ -14,14 +14,15 @@ from penstock.channels import (
     ChannelManager,
     ChannelType,
     Event,
-    FailingChannelStore,
     FileChannelStore,
     ManagerOptions,
     channel_hash,
 )
-from penstock.disk import FaultyDisk, PosixDisk
+from penstock.disk import PosixDisk
 from penstock.errors import CorruptionError
 from penstock.metrics import REGISTRY
+from penstock.testing.channel_stores import FailingChannelStore
+from penstock.testing.faulty import FaultyDisk
 
 
 async def queue(manager: ChannelManager, *members: str, **settings: Any) -> Any:

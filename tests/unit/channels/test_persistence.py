@@ -22,7 +22,8 @@ from penstock.channels import (
     PersistedChannel,
     channel_hash,
 )
-from penstock.disk import FaultyDisk, PosixDisk
+from penstock.disk import PosixDisk
+from penstock.testing.faulty import FaultyDisk
 
 SMALL = ManagerOptions(segment_bytes=256)
 

@@ -15,8 +15,9 @@ import pytest
 from penstock.channels import FileChannelStore, MemoryChannelStore, Nid, PersistedChannel, channel_hash
 from penstock.channels.model import StoredConfig
 from penstock.channels.saver import MAX_SHARE, Saver, save_many
-from penstock.disk import FaultyDisk, MemoryDisk
+from penstock.disk import MemoryDisk
 from penstock.errors import OptionsError
+from penstock.testing.faulty import FaultyDisk
 
 MANY = [PersistedChannel(f"ops/{number}") for number in range(5)]
 CHANGED = [PersistedChannel(f"ops/{number}", Nid("ann", "localhost")) for number in range(5)]

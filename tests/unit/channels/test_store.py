@@ -16,9 +16,10 @@ from penstock.channels.ids import Nid
 from penstock.channels.model import ChannelType, PersistedChannel
 from penstock.channels.postcard import MAX_METADATA_BYTES, encode
 from penstock.channels.store import FileChannelStore, channel_hash
-from penstock.disk import FaultyDisk, MemoryDisk
+from penstock.disk import MemoryDisk
 from penstock.errors import CorruptionError
 from penstock.metrics import REGISTRY
+from penstock.testing.faulty import FaultyDisk
 from penstock.testing.packed import lay_out, read_cases
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "narwhal-metadata"

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.disk import FaultyDisk, MemoryDisk, PosixDisk, Replacement, save_atomically, save_many_atomically
+from penstock.disk import MemoryDisk, PosixDisk, Replacement, save_atomically, save_many_atomically
+from penstock.testing.faulty import FaultyDisk
 
 
 def fresh() -> FaultyDisk:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.disk import FaultyDisk, MemoryDisk, PosixDisk
+from penstock.disk import MemoryDisk, PosixDisk
 from penstock.errors import CorruptionError, LockedError, OptionsError, UnsupportedError
 from penstock.log.sidecar import MAGIC, SECTOR, Register, Sidecar
+from penstock.testing.faulty import FaultyDisk
 
 OWNER = bytes(range(16))
 

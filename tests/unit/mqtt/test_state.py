@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from mqtt_use import Device, ManualLoop
 
-from penstock.disk import FaultyDisk, MemoryDisk
+from penstock.disk import MemoryDisk
 from penstock.disk.failpoint import arm
 from penstock.errors import NotFoundError
 from penstock.mqtt import packets as p, state_log
@@ -23,6 +23,7 @@ from penstock.mqtt.state_open import KeptBroker
 from penstock.mqtt.state_options import PersistenceOptions
 from penstock.store import AppendLogStore
 from penstock.testing.clock import FakeClock
+from penstock.testing.faulty import FaultyDisk
 
 
 class Kept:

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 from penstock.batch import UpdateBatch
-from penstock.disk import FaultyDisk, MemoryDisk
+from penstock.disk import MemoryDisk
 from penstock.errors import ClosedError, LockedError, OptionsError
 from penstock.kernel import Fold, native
 from penstock.store import AppendLogOptions, AppendLogStore, SnapshotWriter, digest_entries, load, logfile
+from penstock.testing.faulty import FaultyDisk
 from penstock.testing.log_conformance import fingerprints
 from penstock.types import KvUpdate, WatchCursor
 

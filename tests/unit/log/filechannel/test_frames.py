@@ -13,10 +13,11 @@ import pyarrow as pa
 import pytest
 
 from penstock.batch import Batch
-from penstock.disk import FaultyDisk, MemoryDisk
+from penstock.disk import MemoryDisk
 from penstock.errors import OptionsError
 from penstock.log.filechannel import ChannelOptions, FileChannel, spool
 from penstock.log.filechannel.frames import Frames
+from penstock.testing.faulty import FaultyDisk
 
 PAYLOADS = [random.Random(n).randbytes(n * 37 % 500) for n in range(120)]
 EXPECTED = b"".join(struct.pack(">II", len(p), zlib.crc32(p)) + p for p in PAYLOADS)

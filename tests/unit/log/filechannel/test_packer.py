@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.disk import FaultyDisk, MemoryDisk
+from penstock.disk import MemoryDisk
 from penstock.log.filechannel import ChannelOptions, FileChannel
 from penstock.log.filechannel.packer import Packer
+from penstock.testing.faulty import FaultyDisk
 
 LOAD = [b"message %03d " % n * 5 for n in range(200)]
 

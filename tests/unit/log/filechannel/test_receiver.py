@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from queue_use import FAST, SMALL, drain
 
-from penstock.disk import FaultyDisk, MemoryDisk
+from penstock.disk import MemoryDisk
 from penstock.errors import (
     ClosedError,
     CorruptionError,
@@ -26,6 +26,7 @@ from penstock.errors import (
     Timeout,
 )
 from penstock.log.filechannel import ChannelOptions, FileChannel, FileChannelLog
+from penstock.testing.faulty import FaultyDisk
 
 
 @pytest.mark.parametrize("compression", ["snappy", "gzip", "none"])

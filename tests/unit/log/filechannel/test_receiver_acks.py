@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 from queue_use import FAST, SMALL, drain
 
-from penstock.disk import FaultyDisk, MemoryDisk, PosixDisk
+from penstock.disk import MemoryDisk, PosixDisk
 from penstock.errors import (
     LockedError,
     OptionsError,
 )
 from penstock.log.filechannel import ChannelOptions, FileChannel
 from penstock.log.sidecar import Sidecar
+from penstock.testing.faulty import FaultyDisk
 
 
 def test_acks_count_from_the_oldest_across_batches(tmp_path: Path) -> None:

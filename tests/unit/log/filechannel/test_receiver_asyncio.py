@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from queue_use import FAST, drain
 
-from penstock.disk import FaultyDisk, MemoryDisk
+from penstock.disk import MemoryDisk
 from penstock.errors import (
     ClosedError,
     OptionsError,
@@ -19,6 +19,7 @@ from penstock.errors import (
     Timeout,
 )
 from penstock.log.filechannel import AckReceiver, ChannelOptions, FileChannel, sender
+from penstock.testing.faulty import FaultyDisk
 
 
 def test_asyncio_receives_without_blocking(tmp_path: Path) -> None:

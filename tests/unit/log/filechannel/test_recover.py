@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.disk import FaultyDisk, MemoryDisk
+from penstock.disk import MemoryDisk
 from penstock.log.ends import lost_at_end
 from penstock.log.filechannel import ChannelOptions, FileChannel, FileChannelLog
 from penstock.log.sidecar import Sidecar
+from penstock.testing.faulty import FaultyDisk
 
 FAST = ChannelOptions(sync="none", compression="none")
 SENT = [b"message %02d" % n for n in range(10)]  # frames of 18 bytes

@@ -20,10 +20,11 @@ import pytest
 from open_files import open_files
 
 from penstock.batch import Batch, Spans
-from penstock.disk import Backoff, FaultyDisk, MemoryDisk, PosixDisk
+from penstock.disk import Backoff, MemoryDisk, PosixDisk
 from penstock.errors import ClosedError, LockedError, OptionsError, ReadOnlyError, Timeout
 from penstock.log.filechannel import ChannelOptions, FileChannel, FileChannelLog
 from penstock.log.filechannel.format import Header
+from penstock.testing.faulty import FaultyDisk
 from penstock.testing.log_conformance import contents
 
 FAST = ChannelOptions(sync="none", compression="none")

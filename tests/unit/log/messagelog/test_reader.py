@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 
 from penstock import kernel
-from penstock.disk import FaultyDisk, MemoryDisk, PosixDisk, Stat
+from penstock.disk import MemoryDisk, PosixDisk, Stat
 from penstock.disk.posix import PosixFile
 from penstock.errors import ClosedError, ExpiredError, OptionsError, ReplacedError
 from penstock.log import detect, open_log
 from penstock.log.messagelog import MessageLog, MessageLogOptions, MessageLogReader
 from penstock.log.messagelog.folder import CRC_FAILURES
 from penstock.log.messagelog.format import segment_name
+from penstock.testing.faulty import FaultyDisk
 
 LARGE = MessageLogOptions(sync="none", segment_bytes=30_000)
 

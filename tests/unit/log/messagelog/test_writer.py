@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 
 from penstock.batch import Batch
-from penstock.disk import FaultyDisk, MemoryDisk
+from penstock.disk import MemoryDisk
 from penstock.errors import ExpiredError, OptionsError, ReadOnlyError, UnsupportedError
 from penstock.log.messagelog import MessageLog, MessageLogOptions, MessageLogReader
 from penstock.log.messagelog.format import index_capacity, segment_name
+from penstock.testing.faulty import FaultyDisk
 
 SMALL = MessageLogOptions(sync="none", segment_bytes=600)
 ONE = b"x" * 100  # 126 bytes an entry, so a small segment holds five

@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from penstock.disk import FaultyDisk, PosixDisk
+from penstock.disk import PosixDisk
 from penstock.log.xchannel import Reader, Writer, XChannelLog, ahead, cleanup
 from penstock.log.xchannel.draft import Draft
 from penstock.log.xchannel.files import discover
 from penstock.log.xchannel.log import logs_in
 from penstock.log.xchannel.options import WriterOptions
+from penstock.testing.faulty import FaultyDisk
 
 REGION = 64 << 10
 ROLL = 4 * REGION

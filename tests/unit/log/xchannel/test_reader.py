@@ -18,12 +18,13 @@ from typing import Any
 import pytest
 from xchannels import payloads, taken
 
-from penstock.disk import FaultyDisk, PosixDisk
+from penstock.disk import PosixDisk
 from penstock.errors import (
     ClosedError,
     OptionsError,
 )
 from penstock.log.xchannel import Reader, Writer, XChannelLog, cleanup
+from penstock.testing.faulty import FaultyDisk
 
 # --- Where a reader begins
 

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 from xchannels import payloads, put, taken
 
-from penstock.disk import FaultyDisk, PosixDisk
+from penstock.disk import PosixDisk
 from penstock.errors import (
     CorruptionError,
 )
 from penstock.log.xchannel import Reader, Writer, XChannelLog, files
+from penstock.testing.faulty import FaultyDisk
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from penstock.disk import FaultyDisk, PosixDisk
+from penstock.disk import PosixDisk
 from penstock.errors import CorruptionError
 from penstock.log.sidecar import Sidecar
 from penstock.log.xchannel import Reader, Writer, XChannelLog, ahead
 from penstock.log.xchannel.files import sidecar_prefix
 from penstock.log.xchannel.recover import cut_back
+from penstock.testing.faulty import FaultyDisk
 
 
 def contents(path: str, disk: FaultyDisk) -> list[bytes]:

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from penstock.disk import FaultyDisk, PosixDisk
+from penstock.disk import PosixDisk
 from penstock.errors import LockedError
 from penstock.log.xchannel import Reader, Writer, cleanup
+from penstock.testing.faulty import FaultyDisk
 
 
 def contents(path: Path) -> list[bytes]:

@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 
 from penstock.batch import Batch
-from penstock.disk import FaultyDisk, MemoryDisk, PosixDisk
+from penstock.disk import MemoryDisk, PosixDisk
 from penstock.errors import ClosedError, CorruptionError, LockedError, OptionsError, ReadOnlyError, ReplacedError
 from penstock.log.xchannel import Reader, Writer, XChannelLog
+from penstock.testing.faulty import FaultyDisk
 
 
 def contents(path: Any, **options: Any) -> list[bytes]:

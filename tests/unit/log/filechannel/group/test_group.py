@@ -351,7 +351,8 @@ def test_a_forgotten_group_is_noticed_by_its_workers(queue: FileChannel) -> None
 
 
 def test_a_write_that_fails_hands_nothing_out(tmp_path: Path) -> None:
-    from penstock.disk import FaultyDisk, PosixDisk
+    from penstock.disk import PosixDisk
+    from penstock.testing.faulty import FaultyDisk
 
     disk = FaultyDisk(PosixDisk())
     with FileChannel.open(str(tmp_path / "jobs"), ChannelOptions(sync="none"), disk=disk) as queue:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.disk import FaultyDisk, MemoryDisk, PosixDisk
+from penstock.disk import MemoryDisk, PosixDisk
+from penstock.testing.faulty import FaultyDisk
 
 
 def test_synced_bytes_stay_and_others_may_go_page_by_page() -> None:
