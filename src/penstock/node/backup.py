@@ -1,8 +1,8 @@
 """A copy of a whole node while it runs, compared with what it was copied from.
 
-    1  every file of state gets a second name in a staging folder, so that nothing takes it away meanwhile
+    1  every file gets a second name in a staging folder, so that retention and compaction take nothing away meanwhile
     2  state is copied: stores, cursors, marks, what ingest remembers
-    3  files of logs get a second name, too, and are copied: they are at least as far as any state that points into them
+    3  logs are copied, with the files they got meanwhile: they are at least as far as any state that points into them
     4  the copy is read: every log record by record against its original, every store by its digest
 
 A copy holds what was acknowledged before it began.  What came while it was made may be in it or not, never in halves:
@@ -43,6 +43,8 @@ MOST_ROLLS: Final = 1000
 NUMBERED: Final = re.compile(r"(?P<log>.+?)(?:\.(?P<file>\d+)(?:\.[a-z]+)?|/(?P<segment>\d+)\.[a-z]+)", re.DOTALL)
 """A file of a log that has several: ``readings.3``, ``segment.3.gz``, ``00003.log``."""
 Tell = Callable[[str], None]
+Numbered = tuple[int, str]
+"""A file of a log with its number."""
 
 
 class CopiedLog(msgspec.Struct, frozen=True):
@@ -103,6 +105,7 @@ def back_up(data: str, target: str, tell: Tell = lambda _: None) -> BackupReport
     try:
         tell("holding files")
         left_out = _engine_stores(data)
+        before = _hold_logs(data, stage, left_out)
         state = [name for name in _files_of(data, left_out) if not _is_log_data(data, name)]
         state = [name for name in state if _hold(data, stage, name)]
         os.makedirs(partial, mode=0o700)
@@ -111,14 +114,10 @@ def back_up(data: str, target: str, tell: Tell = lambda _: None) -> BackupReport
         for name in state:
             _copy(data, stage, partial, name, files)
         tell("copying logs")
-        numbered: dict[str, list[tuple[int, str]]] = {}
-        for name in _files_of(data, left_out):
-            if _is_log_data(data, name):
-                log, number = _numbered(name)
-                numbered.setdefault(log, []).append((number, name))
-        held = {log: _hold_log(data, stage, log, of_log) for log, of_log in numbered.items()}
-        for log, of_log in held.items():
-            _copy_log(data, stage, partial, log, of_log, files)
+        now = _hold_logs(data, stage, left_out)
+        for log in sorted({*before, *now}):
+            held = _joined(before.get(log, []), now.get(log, []))
+            _copy_log(data, stage, partial, log, held, files)
         tell("comparing")
         report = msgspec.structs.replace(_compared(data, partial, files), left_out=left_out)
         _write_manifest(partial, report)
@@ -231,12 +230,39 @@ def _numbered(name: str) -> tuple[str, int]:
     return (found["log"], int(found["file"] or found["segment"])) if found else (name, 0)
 
 
-def _hold_log(data: str, stage: str, log: str, files: list[tuple[int, str]]) -> list[tuple[int, str]]:
+def _hold_logs(data: str, stage: str, left_out: list[str]) -> dict[str, list[Numbered]]:
+    """Hold the files of all logs there are, and return them by log."""
+    logs: dict[str, list[Numbered]] = {}
+    for name in _files_of(data, left_out):
+        if _is_log_data(data, name):
+            log, number = _numbered(name)
+            logs.setdefault(log, []).append((number, name))
+    return {log: _hold_log(data, stage, log, files) for log, files in logs.items()}
+
+
+def _joined(before: list[Numbered], now: list[Numbered]) -> list[Numbered]:
+    """Return the files a log had before and has now, without a gap between them.
+
+    Where retention has taken the newest of those before, it may have taken later ones as well, which nobody held: then
+    the log begins with what it has now.  The journal of a broker keeps no order of age: all of it counts.
+
+    >>> _joined([(1, "b.1"), (2, "b.2")], [(2, "b.2"), (3, "b.3")])
+    [(1, 'b.1'), (2, 'b.2'), (3, 'b.3')]
+    >>> _joined([(1, "b.1"), (2, "b.2")], [(4, "b.4"), (5, "b.5")])
+    [(4, 'b.4'), (5, 'b.5')]
+    """
+    is_journal = all(name.endswith(".turns") for _, name in before)
+    if before and now and not is_journal and before[-1][0] not in {number for number, _ in now}:
+        return now
+    return sorted({*before, *now})
+
+
+def _hold_log(data: str, stage: str, log: str, files: list[Numbered]) -> list[Numbered]:
     """Hold the files of a log, newest first: when retention has taken one, the older ones are gone as well.
 
     A file that has only changed its name, because it was compressed, is held by the name it has now.
     """
-    held: list[tuple[int, str]] = []
+    held: list[Numbered] = []
     for number, name in sorted(files, reverse=True):
         if _hold(data, stage, name):
             held.append((number, name))
@@ -253,7 +279,7 @@ def _beside(data: str, name: str) -> list[str]:
     return []
 
 
-def _copy_log(data: str, stage: str, target: str, log: str, held: list[tuple[int, str]], files: dict[str, str]) -> None:
+def _copy_log(data: str, stage: str, target: str, log: str, held: list[Numbered], files: dict[str, str]) -> None:
     """Copy the files of a log, and of a channel those it has rolled to meanwhile: its last file may say so.
 
     What was copied before it rolled is copied again with its successor.
