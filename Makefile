@@ -83,14 +83,16 @@ models: env  ## the models of the guards on large bounds
 spark-full: env  ## cluster and pipelines
 	@$(PYTEST) -q -s tests/integration/spark tests/crash/test_spark_kill.py tests/integration/test_examples.py tests/integration/test_howto.py --long --timeout 7200
 
-interop: env  ## against mosquitto and its clients, installed by package name
+interop: env  ## against mosquitto, its clients and Azurite, installed by package name
 	@missing=""; command -v mosquitto >/dev/null || missing="mosquitto"; \
 	  command -v mosquitto_sub >/dev/null || missing="$$missing mosquitto-clients"; \
 	  if [ -n "$$missing" ]; then \
 	    [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -q >/dev/null && apt-get install -y -q $$missing >/dev/null \
 	    || { echo "interop needs $$missing: install the Debian packages of these names"; exit 1; }; \
 	  fi
-	@$(PYTEST) -q tests/interop --long --timeout 600
+	@command -v azurite-blob >/dev/null || npm install --silent --no-package-lock --prefix build/azurite azurite >/dev/null \
+	  || echo "interop needs azurite: the npm package of this name"
+	@PATH="$(CURDIR)/build/azurite/node_modules/.bin:$$PATH" $(PYTEST) -q tests/interop --long --timeout 600
 
 bench: env  ## every bench/*.py, tables into docs/benchmarks.md
 	@$(BIN)/python bench/_all.py

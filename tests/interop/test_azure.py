@@ -1,6 +1,6 @@
-"""Azure's object store, as Azurite has it: shipped, read by URL, published.  Runs where azurite-blob is on PATH.
+"""Azure's object store, as Azurite has it: shipped, read by URL, published.
 
-npm install azurite (360 MB); the account and its key are those that the emulator publishes.
+`make interop` installs Azurite by its name (360 MB); the account and its key are those that the emulator publishes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr
 def container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     program = shutil.which("azurite-blob")
     if program is None:
-        pytest.skip("there is no azurite-blob on PATH: npm install azurite")
+        pytest.fail("missing: npm install azurite, with azurite-blob on PATH", pytrace=False)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
