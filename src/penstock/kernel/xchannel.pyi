@@ -11,7 +11,6 @@ class Cursor:
     at: int
     stop: int
     status: int
-    stray: int
     window_position: int
     window: Any
     @property

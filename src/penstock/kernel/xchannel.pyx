@@ -43,12 +43,16 @@ cdef enum:
     PAST_REGION = 7
     NO_SLOT = 8
     SHORT_SKIP = 9
+    STRAY_CHANNEL = 10
+
+
+cdef int64_t OFFSET_MASK = (<int64_t>1 << 40) - 1  # of a position: its byte in the file
 
 
 cdef inline int look(
-    const unsigned char *base, Py_ssize_t at, Py_ssize_t region_end, Py_ssize_t stop, Py_ssize_t *after, uint64_t *head
+    const unsigned char *base, Py_ssize_t at, Py_ssize_t region_end, Py_ssize_t stop, int64_t own, Py_ssize_t *after, uint64_t *head
 ) noexcept nogil:
-    """Judge the slot at ``at``: minus its kind and one more for a record to take, else why not.
+    """Judge the slot at ``at``: minus its kind and one more for a record to take, else why not.  At ``own`` is the Channel record of the file.
 
     ``head`` gets the first eight bytes of the record as they were judged.  Whoever needs kind, type or length takes it from
     there: the file may be written by someone who changes them after the look.
@@ -77,6 +81,8 @@ cdef inline int look(
         return ROLLED
     if kind == SKIP and at + HEADER + length != region_end:
         return SHORT_SKIP
+    if kind == CHANNEL and at != own:
+        return STRAY_CHANNEL
     if at + HEADER + length > stop:
         return TRUNCATED
     after[0] = at + footprint(length)
@@ -96,8 +102,7 @@ cdef class Cursor:
 
     A window is a Mapping or anything else that has bytes; it stays alive as long as the cursor or a payload.
     ``next`` and ``scan`` hand out user records and step over the rest; when they stop for another
-    reason than their limit, ``status`` says why and ``at`` stays on the slot it is about.  ``walk`` leaves in
-    ``stray`` where it first met a Channel record that is not its file's first, or -1.
+    reason than their limit, ``status`` says why and ``at`` stays on the slot it is about.
     """
 
     cdef readonly object window
@@ -110,7 +115,7 @@ cdef class Cursor:
     cdef readonly Py_ssize_t stop
     cdef readonly int64_t window_position
     cdef readonly int status
-    cdef readonly Py_ssize_t stray
+    cdef int64_t own
     cdef int64_t rests_until
     cdef bint parked
 
@@ -134,7 +139,7 @@ cdef class Cursor:
         self.region_end = (at // region + 1) * region
         self.window_position = window_position
         self.status = LIMIT
-        self.stray = -1
+        self.own = -(window_position & OFFSET_MASK)
         self.rests_until = 0
 
     def detach(self):
@@ -164,7 +169,7 @@ cdef class Cursor:
             self.status = LIMIT
             return False
         while True:
-            found = look(self.base, self.at, self.region_end, self.stop, &after, &head)
+            found = look(self.base, self.at, self.region_end, self.stop, self.own, &after, &head)
             if found == -1 - USER:
                 return True
             if found >= 0:
@@ -198,7 +203,7 @@ cdef class Cursor:
             return None
         while True:
             at = self.at
-            found = look(self.base, at, self.region_end, self.stop, &after, &head)
+            found = look(self.base, at, self.region_end, self.stop, self.own, &after, &head)
             if found >= 0:
                 self.status = found
                 return None
@@ -236,7 +241,7 @@ cdef class Cursor:
         cdef Py_ssize_t at = self.at, region_end = self.region_end, stop = self.stop, after = 0
         cdef Py_ssize_t region = self.region, count = 0, first = self.at
         cdef uint64_t head = 0
-        cdef int64_t base_position = self.window_position
+        cdef int64_t base_position = self.window_position, own = self.own
         cdef const unsigned char *base = self.base
         cdef int found = LIMIT
         cdef object window = self.window  # keeps the records mapped while the GIL is away
@@ -248,7 +253,7 @@ cdef class Cursor:
         self.parked = True
         with nogil:
             while count < limit and at - first < span:
-                found = look(base, at, region_end, stop, &after, &head)
+                found = look(base, at, region_end, stop, own, &after, &head)
                 if found >= 0:
                     break
                 if found == -1 - USER:
@@ -270,9 +275,9 @@ cdef class Cursor:
     def walk(self, Py_ssize_t until=-1):
         """Go on to ``until`` or the first slot that is not a record; return (user, service) records."""
         cdef Py_ssize_t at = self.at, region_end = self.region_end, stop = self.stop, after = 0
-        cdef Py_ssize_t users = 0, services = 0, region = self.region, stray = self.stray
+        cdef Py_ssize_t users = 0, services = 0, region = self.region
         cdef uint64_t head = 0
-        cdef int64_t file = self.window_position >> 40 << 40  # where the file's own Channel record is
+        cdef int64_t own = self.own
         cdef const unsigned char *base = self.base
         cdef int found = LIMIT
         cdef object window = self.window  # keeps the records mapped while the GIL is away
@@ -281,21 +286,18 @@ cdef class Cursor:
         self.parked = True
         with nogil:
             while until < 0 or at < until:
-                found = look(base, at, region_end, stop, &after, &head)
+                found = look(base, at, region_end, stop, own, &after, &head)
                 if found >= 0:
                     break
                 if found == -1 - USER:
                     users += 1
                 else:
                     services += 1
-                    if found == -1 - CHANNEL and stray < 0 and self.window_position + at != file:
-                        stray = at
                 at = after
                 if at >= region_end:
                     region_end += region
         self.at = at
         self.region_end = region_end
-        self.stray = stray
         self.status = found if found >= 0 else LIMIT
         self.parked = False
         return users, services

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from itertools import chain
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from penstock.batch import UpdateBatch
 from penstock.disk import Handle
@@ -31,6 +32,9 @@ from penstock.types import KvEntry, KvUpdate, Problem, WatchCursor
 __all__ = ["EngineStore", "after_prefix"]
 
 Changes = dict[bytes, bytes | None]
+Rows = tuple[list[bytes], list[bytes]]
+FIRST_ROWS: Final = 512
+"""How many rows are read at a time where another apply meanwhile means to begin again."""
 
 
 class EngineStore(Handle):
@@ -69,7 +73,7 @@ class EngineStore(Handle):
     def _write(self, changes: Changes, meta: dict[bytes, bytes]) -> None: ...
 
     @abstractmethod
-    def _iterate(self, prefix: bytes, limit: int) -> Iterator[tuple[list[bytes], list[bytes]]]: ...
+    def _iterate(self, prefix: bytes, limit: int) -> Generator[Rows]: ...
 
     @abstractmethod
     def _bytes(self) -> int: ...
@@ -179,14 +183,14 @@ class EngineStore(Handle):
         return SharedReader(self)
 
     def verify(self) -> Iterator[Problem]:
-        """Read every entry, compute the digest anew and compare."""
+        """Read every entry of one snapshot, compute the digest anew and compare with what was kept for it."""
         self._check()
         try:
-            count, digest = self._recompute()
+            kept, rows = self._kept_and_rows()
+            count, digest = self._digest_of(rows)
         except CorruptionError as exc:
             yield Problem(exc.file, exc.byte, exc.reason)
             return
-        kept = self._state
         if kept is not None and (count, digest) != kept:
             one, two = digest_text(kept[1]), digest_text(digest)
             reason = f"{kept[0]} entries with the digest {one} were kept, but {count} with {two} are there"
@@ -226,9 +230,29 @@ class EngineStore(Handle):
         if self._closed:
             raise ClosedError(f"{self.path}: the store is closed")
 
+    def _kept_and_rows(self) -> tuple[tuple[int, int] | None, Iterator[Rows]]:
+        """Return count and digest as they are kept, and the rows of the snapshot they were kept for.
+
+        Others may apply meanwhile, in another process too: what is kept is read before and behind the first rows, which
+        are from then on those of one snapshot.
+        """
+        while True:
+            self._check()
+            before = self._read_meta(CURSOR_KEY), self._read_meta(STATE_KEY)
+            rows = self._iterate(b"", FIRST_ROWS)
+            first = next(rows, None)
+            if (self._read_meta(CURSOR_KEY), self._read_meta(STATE_KEY)) == before:
+                break
+            rows.close()
+        token = decode_cursor(self.path, before[0])
+        return unpack_state(before[1], token.raw), rows if first is None else chain([first], rows)
+
     def _recompute(self) -> tuple[int, int]:
+        return self._digest_of(self._iterate(b"", SCAN_LIMIT))
+
+    def _digest_of(self, rows: Iterator[Rows]) -> tuple[int, int]:
         count = digest = 0
-        for keys, records in self._iterate(b"", SCAN_LIMIT):
+        for keys, records in rows:
             entries = batch_of_records(self.path, keys, records)
             try:
                 encode_updates(self.path, entries)

@@ -11,17 +11,18 @@ import errno
 import os
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from itertools import islice, takewhile
 from typing import Any, Final, Self
 
-from penstock.disk import Lock, ReadDisk, disk_for
+from penstock.disk import Lock, disk_for
 from penstock.disk.cut import CutWatch
 from penstock.disk.doors import in_a_folder, refuse_foreign
 from penstock.disk.posix import check_plain
 from penstock.errors import Backpressure, CorruptionError, LockedError, NotFoundError, OptionsError, UnsupportedError
 from penstock.options import options_from, shows_options
-from penstock.store.engine import Changes, EngineStore
+from penstock.store.engine import Changes, EngineStore, Rows
+from penstock.store.lmdbpages import TRANSACTION_AT, check_pages, page_size
 from penstock.store.options import LmdbOptions
 from penstock.types import WatchCursor
 
@@ -29,9 +30,7 @@ __all__ = ["LmdbStore"]
 
 KEY_MAX: Final = 511
 GROW_SECONDS: Final = 5.0
-MAGIC: Final = 0xBEEFC0DE
-META: Final = struct.Struct("<16xI20xI92xQQ")  # magic, page size, last page, transaction: a meta page of LMDB 0.9
-META_BYTES: Final = META.size
+LOOKS: Final = 1000
 STAND_IN: Final = struct.pack("<QHHHH", 8 << 32, 0, 3, 20, 4096)  # page number, padding, flags, lower, upper
 """How a page begins that stands in for one that was cut away: a branch and a leaf at once, with two nodes.  Both are
 its own first bytes: an empty key, without a value as a leaf, and in a branch with a page number that no store has.
@@ -89,7 +88,7 @@ class LmdbStore(EngineStore):
 
     def _open(self, map_bytes: int) -> None:
         check_plain(self.path)
-        _check_size(disk_for(self.path), self.path + "/data.mdb")
+        page_size(disk_for(self.path), self.path + "/data.mdb")
         try:
             self._env = self._lmdb.open(
                 self.path,
@@ -113,6 +112,7 @@ class LmdbStore(EngineStore):
             raise self._named(exc) from None
         try:
             self._watches = [CutWatch(f"{self.path}/data.mdb", STAND_IN), CutWatch(f"{self.path}/lock.mdb")]
+            self._check_pages()
             self._data = self._env.open_db(b"data", create=not self.read_only)
             self._meta = self._env.open_db(b"meta", create=not self.read_only)
             self._begin()
@@ -122,6 +122,15 @@ class LmdbStore(EngineStore):
         except BaseException:
             self._end()
             raise
+
+    def _check_pages(self) -> None:
+        """Look at every page before the engine follows one; a writer beside us may be faster with a meta page."""
+        for _ in range(LOOKS):
+            with self._env.begin() as txn:
+                if check_pages(disk_for(self.path), self.path + "/data.mdb", txn.id()):
+                    return
+        reason = "its meta pages are not those of two transactions in a row, so the last one may be lost"
+        raise CorruptionError(self.path + "/data.mdb", TRANSACTION_AT, reason)
 
     def _end(self) -> None:
         """Let go of the engine, which still looks at its files when it is closed."""
@@ -252,7 +261,7 @@ class LmdbStore(EngineStore):
                 self._reads -= 1
                 self._idle.notify_all()
 
-    def _iterate(self, prefix: bytes, limit: int) -> Iterator[tuple[list[bytes], list[bytes]]]:
+    def _iterate(self, prefix: bytes, limit: int) -> Generator[Rows]:
         with self._reading(), self._env.begin(self._data) as txn, txn.cursor() as cursor:
             if not (cursor.set_range(prefix) if prefix else cursor.first()):
                 return
@@ -283,29 +292,6 @@ class LmdbStore(EngineStore):
                 raise Backpressure(f"{self.path}: a scan is still open")
         self._end()
         self._let_go()
-
-
-def _check_size(disk: ReadDisk, path: str) -> None:
-    """Refuse a data file that is shorter than its newest meta page says: LMDB would touch what is not there."""
-    try:
-        with disk.open(path) as file:
-            size, first = file.stat().size, file.read_at(0, META_BYTES)
-            page = META.unpack(first)[1] if len(first) == META_BYTES else 0
-            if not size:
-                return  # LMDB begins it
-            if not 512 <= page <= 1 << 16 or page & (page - 1):
-                raise CorruptionError(path, 40, f"pages of {page} bytes")
-            second = file.read_at(page, META_BYTES)
-    except FileNotFoundError:
-        return
-    metas = [META.unpack(raw) for raw in (first, second) if len(raw) == META_BYTES]
-    whole = [meta for meta in metas if meta[0] == MAGIC]
-    if whole:
-        last = max(whole, key=lambda meta: meta[3])[2]
-        if (last + 1) * page > size:
-            raise CorruptionError(
-                path, size, f"it ends here, but its newest meta page names {last + 1} pages of {page} bytes"
-            )
 
 
 def _import() -> Any:

@@ -10,7 +10,7 @@ import contextlib
 import errno
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any, Final, Self
 
 from penstock.disk import Lock, disk_for
@@ -19,7 +19,7 @@ from penstock.disk.doors import in_a_folder, refuse_foreign
 from penstock.disk.posix import check_plain
 from penstock.errors import ClosedError, CorruptionError, LockedError, NotFoundError, PenstockError, UnsupportedError
 from penstock.options import options_from, shows_options
-from penstock.store.engine import Changes, EngineStore, after_prefix
+from penstock.store.engine import Changes, EngineStore, Rows, after_prefix
 from penstock.store.options import RocksOptions
 from penstock.types import WatchCursor
 
@@ -180,7 +180,7 @@ class RocksStore(EngineStore):
             raise _opening_error(self.path, exc) from None
         return 0
 
-    def _iterate(self, prefix: bytes, limit: int) -> Iterator[tuple[list[bytes], list[bytes]]]:
+    def _iterate(self, prefix: bytes, limit: int) -> Generator[Rows]:
         reading = self._rocks.ReadOptions()
         if not prefix:
             reading.fill_cache(False)  # a full scan would push out what is read often

@@ -49,6 +49,29 @@ def test_a_state_that_another_program_moved_on_is_counted_anew(tmp_path: Path, k
 
 
 @ENGINES
+def test_verify_finds_nothing_wrong_while_others_apply(tmp_path: Path, kind: Any) -> None:
+    done, failed = threading.Event(), []
+    with kind.open(tmp_path / "fold", sync="none") as store:
+        store.apply(puts(0, 2000), WatchCursor.of(1))
+
+        def work() -> None:
+            version = 1
+            while not done.is_set():
+                version += 1
+                store.apply(puts(version % 1900, version % 1900 + 20, b"%d" % version), WatchCursor.of(version))
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        try:
+            for _ in range(40):
+                failed += list(store.verify())
+        finally:
+            done.set()
+            thread.join()
+    assert failed == []
+
+
+@ENGINES
 def test_a_stored_cursor_of_eleven_bytes_is_refused(tmp_path: Path, kind: Any) -> None:
     with kind.open(tmp_path / "fold") as store:
         store._write({}, {b"cursor": bytes(11)})

@@ -16,8 +16,9 @@ from penstock.types import Record
 RECORD = struct.Struct("<BBHIQ")  # committed, header type, message type, length, timestamp
 WORDS = struct.Struct("<QQ")
 
-LIMIT, TAIL, END, ROLLED, TRUNCATED, BAD_COMMIT, BAD_KIND, PAST_REGION, NO_SLOT, SHORT_SKIP = range(10)
+LIMIT, TAIL, END, ROLLED, TRUNCATED, BAD_COMMIT, BAD_KIND, PAST_REGION, NO_SLOT, SHORT_SKIP, STRAY_CHANNEL = range(11)
 CHANNEL, USER, SKIP, ROLL = range(4)
+OFFSET_MASK = (1 << 40) - 1
 
 
 class Cursor:
@@ -27,7 +28,7 @@ class Cursor:
         self.window: Any = None
         self._view: memoryview | None = None
         self.at = self.stop = self.window_position = self._rests_until = 0
-        self.status, self.stray = LIMIT, -1
+        self.status = LIMIT
 
     def attach(self, window: Any, at: int, stop: int, region: int, window_position: int) -> None:
         """Stand at ``at`` of ``window``, whose bytes up to ``stop`` the file has."""
@@ -35,7 +36,7 @@ class Cursor:
             raise ValueError(f"cannot walk {at}..{stop} of {len(window)} in regions of {region}")
         self.window, self._view, self.at, self.stop = window, view_of(window), at, stop
         self._region, self._region_end = region, (at // region + 1) * region
-        self.window_position, self.status, self.stray = window_position, LIMIT, -1
+        self.window_position, self.status = window_position, LIMIT
         self._rests_until = 0
 
     def detach(self) -> None:
@@ -78,6 +79,8 @@ class Cursor:
             return ROLLED, 0, 0, 0
         if kind == SKIP and RECORD.size + length != left:
             return SHORT_SKIP, 0, 0, 0
+        if kind == CHANNEL and (self.window_position + at) & OFFSET_MASK:  # not the file's own
+            return STRAY_CHANNEL, 0, 0, 0
         if at + RECORD.size + length > self.stop:
             return TRUNCATED, 0, 0, 0
         return -1 - kind, message_type, length, timestamp
@@ -150,9 +153,6 @@ class Cursor:
         self.status = LIMIT
         while (until < 0 or self.at < until) and (step := self._step()) is not None:
             users, services = users + (step[0] == USER), services + (step[0] != USER)
-            own = self.window_position >> 40 << 40  # where the file's own Channel record is
-            if step[0] == CHANNEL and self.stray < 0 and self.window_position + step[4] != own:
-                self.stray = step[4]
         return users, services
 
     def spin(self, nanoseconds: int) -> bool:

@@ -116,7 +116,8 @@ class Finder:
         """Return the first offset before ``bound`` where an entry begins that fits, or None."""
         while at < bound and self._search > 0 and self._sums > 0:
             view, offset = self._data.window(at, WINDOW_BYTES)
-            end = min(len(view), offset + bound - at)
+            # a window of a sealed segment is all of it, and may be a hole of a terabyte
+            end = min(len(view), offset + min(bound - at, self._search + WINDOW_BYTES))
             found, spent = kernel.messagelog.find_entry(
                 memoryview(view)[:end], offset, low, min(low + NEAR, MAX_SEQ), self._sums
             )

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock import kernel
-from penstock.disk import ReadDisk, view_of
+from penstock.disk import ReadDisk, ReadFile, view_of
 from penstock.kernel import Mapping
 from penstock.log.messagelog.format import (
     COLUMNS,
@@ -47,6 +47,9 @@ BELIEVED_BYTES: Final = 64 << 20
 STALE_BYTES: Final = 256 << 10
 """How far an active segment grows before its index is read again."""
 RELATIVE_MAX: Final = (1 << 32) - 1
+INDEX_PIECE: Final = INDEX_ENTRY.itemsize << 16
+INDEX_MOST: Final = 64 * INDEX_PIECE
+"""Entries behind this much of an index are found from the last one before: 16 GiB of a segment further on."""
 
 
 class FoundEntries(msgspec.Struct, frozen=True):
@@ -391,10 +394,22 @@ class Segment:
             most = (self._size // INDEX_EVERY + 2) * INDEX_ENTRY.itemsize
             try:
                 with self._disk.open(self._index_path) as file:
-                    index = used_index(file.read_at(0, most))
+                    index = used_index(read_index(file, most))
             except OSError:
                 index = used_index(b"")  # missing: read from the start of the segment
             self._relatives = np.ascontiguousarray(index["relative"])
             self._offsets = np.ascontiguousarray(index["offset"])
             self._keys = array("I", self._relatives.tobytes())
             self._indexed_size = self._size
+
+
+def read_index(file: ReadFile, most: int) -> bytes:
+    """Return what is used of an index, up to ``most`` bytes: an unused rest is zeros, and may be a hole of any size."""
+    data = bytearray()
+    while len(data) < min(most, INDEX_MOST):
+        want = min(INDEX_PIECE, most - len(data))
+        piece = file.read_at(len(data), want)
+        data += piece
+        if len(piece) < want or not any(piece[-INDEX_ENTRY.itemsize :]):
+            break
+    return bytes(data)

@@ -215,6 +215,8 @@ def problem_at(file: ChannelFile, offset: int, stop: int) -> CorruptionError:
             reason = f"commit byte is {committed}, neither 0 nor 1"
         case RecordStop.BAD_KIND:
             where, reason = offset + 1, f"record kind is {kind}, not one of 0 to 3"
+        case RecordStop.STRAY_CHANNEL:
+            where, reason = offset + 1, "a Channel record in the middle of a file: it was another one"
         case RecordStop.PAST_REGION:
             name = RecordKind(kind).name.capitalize()
             where, reason = offset + 4, (

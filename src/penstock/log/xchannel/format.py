@@ -83,6 +83,7 @@ class RecordStop(enum.IntEnum):
     PAST_REGION = 7
     NO_SLOT = 8
     SHORT_SKIP = 9
+    STRAY_CHANNEL = 10
 
 
 NEWER: Final = {1: "3.0", 2: "4.x", 3: "5.x and 6.x", 4: "7.x"}

@@ -363,13 +363,6 @@ def _verify_file(file: ChannelFile, *, last: bool) -> Iterator[Problem]:
         file.attach(cursor, offset)
         count += sum(file.walk(cursor))
         offset, stop = cursor.position - file.position(0), RecordStop(cursor.status)
-        if cursor.stray >= 0:
-            stray = cursor.window_position + cursor.stray - file.position(0)
-            yield Problem(
-                file.path,
-                stray + 1,
-                "a Channel record in the middle of a file; readers step over it",
-            )
         at_end = stop in (RecordStop.TAIL, RecordStop.ROLLED)
         hidden = written_behind(file, cursor, 1 if last and stop is RecordStop.TAIL else 2) if at_end else None
         if at_end and hidden is None:

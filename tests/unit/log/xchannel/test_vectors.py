@@ -33,7 +33,7 @@ VERDICTS: dict[str, tuple[int, tuple[str, int] | None, tuple[str, int] | None, s
     "bad_length_past_region": (2, ("chan", 196), ("chan", 196), "refuses"),
     "bad_skip_length": (1, ("chan", 3100), None, "appends past"),
     "bad_skip_past_region": (1, ("chan", 3100), None, "appends past"),
-    "channel_kind_midway": (4, None, None, "appends"),
+    "channel_kind_midway": (2, ("chan", 193), ("chan", 193), "refuses"),
     "first_bad_commit": (0, ("chan", 0), ("chan", 0), "refuses"),
     "first_bad_kind": (0, ("chan", 1), ("chan", 1), "refuses"),
     "first_file_deleted": (2, None, None, "appends"),
