@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest
 ASAN    = LD_PRELOAD="$$(gcc -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0:handle_segv=0:handle_sigbus=0 PYTHONMALLOC=malloc PYTHONPATH=$(CURDIR)/build/asan/src
 SPREAD := -n auto --maxprocesses 4 --dist loadfile
 
-.PHONY: help env demo test quick style types unit crash damage hostile asan fuzz soak models spark-full interop bench docs wheel clean
+.PHONY: help env demo test quick style types unit crash damage hostile asan fuzz soak models objects spark-full interop bench docs wheel clean
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -79,6 +79,9 @@ soak: env  ## hours of load, bounded
 
 models: env  ## the models of the guards on large bounds
 	@$(PYTEST) -q -s tests/models --long --timeout 7200
+
+objects: env  ## artifacts and shipping under kills, long form
+	@$(PYTEST) -q -s tests/integration/objects tests/unit/ship/test_edge_fleet.py tests/unit/artifact/test_transport.py --long --timeout 7200
 
 spark-full: env  ## cluster and pipelines
 	@$(PYTEST) -q -s tests/integration/spark tests/crash/test_spark_kill.py tests/integration/test_examples.py tests/integration/test_howto.py --long --timeout 7200

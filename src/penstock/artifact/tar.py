@@ -7,7 +7,6 @@ Taken:  in any order, sparse files and long names too.  Only what the manifest d
 
 from __future__ import annotations
 
-import io
 import os
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
@@ -23,6 +22,8 @@ __all__ = ["pack", "unpack"]
 
 CHUNK_BYTES: Final = 1 << 20
 BLOCK: Final = 512
+READ_MAX_BYTES: Final = 4 << 20
+"""The most that is read into memory at once: manifests and headers, whatever length a header claims."""
 
 
 def pack(
@@ -65,25 +66,41 @@ def _folder(name: str, manifest: ExportManifest) -> bytes:
     return info.tobuf(tarfile.GNU_FORMAT)
 
 
-class _Pieces(io.RawIOBase):
-    """Pieces of bytes as a file that is read once."""
+class _Pieces:
+    """Pieces of bytes as a file that is read once, and only forward."""
 
     def __init__(self, pieces: Iterable[Any]) -> None:
-        self._pieces, self._rest = iter(pieces), memoryview(b"")
+        self._pieces, self._rest, self._at = iter(pieces), memoryview(b""), 0
 
-    def readable(self) -> bool:
-        return True
+    def tell(self) -> int:
+        return self._at
 
-    def readinto(self, target: Any) -> int:
+    def take(self, most: int) -> memoryview:
+        """Return the next bytes where they are, at most so many; nothing at the end."""
         while not self._rest:
             piece = next(self._pieces, None)
             if piece is None:
-                return 0
+                return self._rest
             self._rest = memoryview(piece)
-        count = min(len(target), len(self._rest))
-        target[:count] = self._rest[:count]
-        self._rest = self._rest[count:]
-        return count
+        some, self._rest = self._rest[:most], self._rest[most:]
+        self._at += len(some)
+        return some
+
+    def seek(self, position: int) -> int:
+        if position < self._at:
+            raise tarfile.StreamError("what comes in pieces cannot be read again")
+        while self._at < position and self.take(position - self._at):
+            pass
+        return self._at
+
+    def read(self, size: int) -> bytes:
+        if not 0 <= size <= READ_MAX_BYTES:
+            raise tarfile.ReadError(f"a header of {size} bytes")
+        parts = []
+        while size and (some := self.take(size)):
+            parts.append(some)
+            size -= len(some)
+        return b"".join(parts)
 
 
 def unpack(pieces: Iterable[Any], folder: str, manifest: ExportManifest, data: bytes, name: str) -> None:
@@ -95,9 +112,9 @@ def unpack(pieces: Iterable[Any], folder: str, manifest: ExportManifest, data: b
         raise OptionsError(f"{name}: {manifest.total_bytes} bytes, and only {free_bytes(folder)} are free in {folder}")
     missing = {file.path: file for file in manifest.files}
     embedded: bytes | None = None
-    stream = cast("IO[bytes]", io.BufferedReader(_Pieces(pieces), CHUNK_BYTES))
+    stream = _Pieces(pieces)
     try:
-        with tarfile.open(fileobj=stream, mode="r|", bufsize=CHUNK_BYTES) as tar:
+        with tarfile.TarFile(fileobj=cast("IO[bytes]", stream), mode="r") as tar:
             for member in tar:
                 path = _checked(member, name)
                 if path is None:
@@ -113,7 +130,7 @@ def unpack(pieces: Iterable[Any], folder: str, manifest: ExportManifest, data: b
                     if member.size != declared.size:
                         reason = f"the member {path} has {member.size} bytes, where the manifest says {declared.size}"
                         raise CorruptionError(name, 0, reason)
-                    _write(tar, member, f"{folder}/{path}", declared.blake3, name)
+                    _write(tar, stream, member, f"{folder}/{path}", declared.blake3, name)
     except (tarfile.TarError, EOFError, ValueError, OverflowError) as exc:
         raise CorruptionError(name, 0, f"not a tar, or cut short: {exc}") from None
     if embedded is None:
@@ -149,14 +166,28 @@ def _read(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
     return data
 
 
-def _write(tar: tarfile.TarFile, member: tarfile.TarInfo, path: str, wanted: str, name: str) -> None:
+def _contents(tar: tarfile.TarFile, stream: _Pieces, member: tarfile.TarInfo) -> Iterator[bytes | memoryview]:
+    """Yield what a member holds: as it came where it lies in one piece, put together where it has holes."""
+    if member.issparse():
+        file = tar.extractfile(member)
+        assert file is not None  # it is a regular file
+        while data := file.read(CHUNK_BYTES):
+            yield data
+        return
+    stream.seek(member.offset_data)
+    left = member.size
+    while left and (some := stream.take(min(CHUNK_BYTES, left))):
+        left -= len(some)
+        yield some
+
+
+def _write(tar: tarfile.TarFile, stream: _Pieces, member: tarfile.TarInfo, path: str, wanted: str, name: str) -> None:
     from blake3 import blake3
 
-    source, hasher, at = tar.extractfile(member), blake3(), 0
-    assert source is not None
+    hasher, at = blake3(), 0
     make_folders(os.path.dirname(path))
     with disk_for(path).create(path) as file:
-        while data := source.read(min(CHUNK_BYTES, member.size - at)):
+        for data in _contents(tar, stream, member):
             hasher.update(data)
             file.write_at(at, data)
             at += len(data)

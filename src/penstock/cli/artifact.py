@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,7 +19,10 @@ from penstock.cli.output import (
     say_plain,
 )
 from penstock.cli.sparkwork import Cores, Master, Memory
-from penstock.errors import OptionsError
+from penstock.errors import NotFoundError, OptionsError
+
+if TYPE_CHECKING:
+    from penstock.artifact import ExportManifest, Transport
 
 __all__ = ["register"]
 
@@ -97,7 +100,7 @@ def inspect(artifact: ArtifactArgument, json: JsonOption = False) -> None:
     published = disk.stat(f"{folder}/MANIFEST.json") is None and (is_url(artifact) or disk.stat(folder) is None)
     if published:
         place, key = split_artifact(artifact)
-        manifest = transport_for(place).manifest(key)
+        manifest = _published(transport_for(place), key, artifact)
     else:
         manifest = read_manifest(folder)
     _tell(manifest, artifact, json=json)
@@ -176,7 +179,7 @@ def pull(
     place, key = split_artifact(url)
     transport = transport_for(place)
     check_vacant(store)
-    total = transport.manifest(key).total_bytes
+    total = _published(transport, key, url).total_bytes
     with staged(store, "pull") as folder, progress_bar(f"fetching {url}", "bytes") as bar:
         task = bar.add_task("", total=total)
         transport.download(key, folder + "/artifact", lambda size: bar.advance(task, size), sync=False)
@@ -268,6 +271,13 @@ def prune(
         emit_json({"url": url, "removed": gone})
     else:
         say_plain(f"{url}: {counted(len(gone), 'payload')} removed")
+
+
+def _published(transport: Transport, key: str, url: str) -> ExportManifest:
+    try:
+        return transport.manifest(key)
+    except FileNotFoundError:
+        raise NotFoundError(f"{url}: no artifact is published here") from None
 
 
 def _tell(manifest: object, where: str, *, json: bool) -> None:

@@ -40,7 +40,7 @@ class FolderStore:
     >>> folder.cleanup()
     """
 
-    puts_at_once = 1
+    puts_at_once = 2  # one is written while another is synced
 
     def __init__(self, folder: str, disk: Disk | None = None) -> None:
         self.root = folder.rstrip("/") or "/"
@@ -63,7 +63,7 @@ class FolderStore:
                 raise RevisionMismatch(f"{self._path(key)} has changed")
             return file.read_at(start, end - start)
 
-    def stream(self, key: str, chunk_bytes: int = 8 << 20) -> Iterator[bytes]:
+    def stream(self, key: str, chunk_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:
         """Yield an object piece by piece."""
         with self._disk.open(self._path(key)) as file:
             at = 0

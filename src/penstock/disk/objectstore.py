@@ -110,8 +110,7 @@ class ObjectStore(Protocol):
 
     url: str
     puts_at_once: int
-    """How many puts side by side are worth it: they hide how long a network takes, and are in each other's way on a
-    disk."""
+    """How many puts side by side are worth it: they hide how long a network takes, or a disk to sync."""
 
     def get(self, key: str, *, most: int | None = None) -> tuple[bytes, ObjectInfo]:
         """Return an object whole, UnsupportedError when it has more than ``most`` bytes."""

@@ -300,37 +300,39 @@ class Shipper(ClosingHandle):
                 for segment in segments:
                     if entries and self._paused:
                         break
-                    about = self._look(segment, folder=segment is segments[0])
+                    fail_point("ship.put.before")
+                    sync_segment(self._disk, segment, folder=segment is segments[0])
+                    about = survey(self._log, segment)
                     sent = [self._send(segment, path, digest) for path, digest in self._digests(segment)]
                     entries.append(self._entry(segment, about, sent))
             return entries
         if self._pool is None:
             self._pool = Threads(self.store.puts_at_once, "penstock-ship")
-        under_way: list[tuple[LocalSegment, dict[str, Any], list[Future[Sent]]]] = []
+        under_way: list[tuple[LocalSegment, dict[str, Any], Future[None], list[Future[Sent]]]] = []
+        left: list[Future[Any]] = []
         try:
             with contextlib.suppress(FileNotFoundError):
                 for segment in segments:
                     if under_way and self._paused:
                         break
-                    about = self._look(segment, folder=segment is segments[0])  # while those before it go up
+                    fail_point("ship.put.before")
+                    first = segment is segments[0]
+                    synced = self._pool.submit(sync_segment, self._disk, segment, folder=first)
+                    left.append(synced)
+                    about = survey(self._log, segment)  # while it is synced, and those before it go up
                     files = self._digests(segment)
                     going = [self._pool.submit(self._send, segment, path, digest) for path, digest in files]
-                    under_way.append((segment, about, going))
+                    left += going
+                    under_way.append((segment, about, synced, going))
             with contextlib.suppress(FileNotFoundError):
-                for segment, about, going in under_way:
+                for segment, about, synced, going in under_way:
+                    synced.result()  # nothing is named that a power cut could take here
                     entries.append(self._entry(segment, about, [file.result() for file in going]))
         finally:
-            left = [file for _, _, going in under_way for file in going]
             for file in left:
                 file.cancel()
             wait(left)
         return entries
-
-    def _look(self, segment: LocalSegment, *, folder: bool = True) -> dict[str, Any]:
-        """Make sure that a segment stays as it is, and find out what is in it."""
-        fail_point("ship.put.before")
-        sync_segment(self._disk, segment, folder=folder)
-        return survey(self._log, segment)
 
     def _entry(self, segment: LocalSegment, about: dict[str, Any], sent: list[Sent]) -> Entry:
         fail_point("ship.put.after")

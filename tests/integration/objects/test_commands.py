@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from penstock.cli.main import app
 from penstock.disk import object_store_for
-from penstock.errors import PenstockError
+from penstock.errors import NotFoundError, PenstockError
 from penstock.log.envelope import CONTENT, Envelope, encode_envelope
 from penstock.log.messagelog import MessageLog
 from penstock.store import AppendLogStore, LmdbStore, RocksStore
@@ -234,3 +234,13 @@ def test_a_quiet_log_is_rolled_and_shipped(s3: S3Server, place: str, tmp_path: P
 def test_nothing_at_a_url_is_said_in_one_line(s3: S3Server, place: str) -> None:
     for arguments in (("ship", "status", place), ("cat", f"{place}/none"), ("artifact", "inspect", f"{place}/none")):
         assert penstock(s3, *arguments, code=1) == []
+
+
+@pytest.mark.parametrize("command", [("inspect",), ("verify",), ("pull", "copy.snap"), ("import", "copy.snap")])
+def test_an_artifact_that_is_not_published_is_said_so_by_its_name(
+    command: tuple[str, ...], place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["artifact", command[0], f"{place}/none", *command[1:]])
+    assert isinstance(done.exception, NotFoundError), done.exception
+    assert f"{place}/none: no artifact is published here" in str(done.exception)

@@ -7,7 +7,7 @@ import os
 import shutil
 import tarfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ from artifact_vectors import load, unpack
 from obstore.store import LocalStore, MemoryStore
 
 from penstock.artifact import Transport, encode_manifest, import_artifact, read_manifest, transport_for
+from penstock.artifact.export import hash_file
 from penstock.artifact.keys import ArtifactNames
-from penstock.artifact.manifest import rank_of
+from penstock.artifact.manifest import ArtifactFile, rank_of
 from penstock.artifact.tar import pack, unpack as unpack_tar
 from penstock.disk.failpoint import arm
 from penstock.disk.folderstore import FolderStore
@@ -400,6 +401,65 @@ def test_a_member_longer_than_declared_is_refused_before_it_is_written(make_arti
     with pytest.raises(CorruptionError, match="52428800 bytes"):
         unpack_tar([bomb], str(tmp_path), read_manifest(artifact), data, "payload.tar")
     assert not (tmp_path / "data/fold.snap").exists()
+
+
+@pytest.mark.parametrize("size", [1, 3, 511, 512, 513, 4096, 1 << 20])
+def test_a_payload_may_come_in_pieces_of_any_size(size: int, make_artifact: Make, tmp_path: Path) -> None:
+    artifact = make_artifact(3)
+    manifest, data = read_manifest(artifact), (artifact / "MANIFEST.json").read_bytes()
+    whole = b"".join(pack(str(artifact), manifest, data))
+    unpack_tar((whole[at : at + size] for at in range(0, len(whole), size)), str(tmp_path), manifest, data, "x")
+    assert (tmp_path / "data/fold.snap").read_bytes() == (artifact / "data/fold.snap").read_bytes()
+
+
+@pytest.mark.parametrize("format", ["gnu", "posix"])
+def test_a_tar_with_holes_and_a_long_name_is_taken(format: str, make_artifact: Make, tmp_path: Path) -> None:
+    import subprocess
+
+    import msgspec
+
+    name = f"data/{'n' * 90}/{'m' * 90}"
+    artifact, target = make_artifact(3), tmp_path / "target"
+    path = artifact / name
+    path.parent.mkdir()
+    with open(path, "wb") as file:
+        for at in (1 << 20, 3 << 20, 4 << 20):
+            file.seek(at)
+            file.write(os.urandom(5000))
+        file.truncate(6 << 20)
+    found = read_manifest(artifact)
+    files = (*found.files, ArtifactFile(name, 6 << 20, hash_file(str(path))))
+    manifest = msgspec.structs.replace(found, files=files)
+    data = encode_manifest(manifest)
+    (artifact / "MANIFEST.json").write_bytes(data)
+    command = ["tar", f"--format={format}", "--sparse", "-C", str(artifact), "-cf", str(tmp_path / "x.tar"), "."]
+    subprocess.run(command, check=True)
+    assert (tmp_path / "x.tar").stat().st_size < 1 << 20
+    target.mkdir()
+    unpack_tar([(tmp_path / "x.tar").read_bytes()], str(target), manifest, data, "x.tar")
+    assert (target / name).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE])
+def test_a_header_that_claims_to_be_huge_is_not_read_into_memory(
+    kind: bytes, make_artifact: Make, tmp_path: Path
+) -> None:
+    artifact = make_artifact(3)
+    data = (artifact / "MANIFEST.json").read_bytes()
+    info = member("././@LongLink", kind)
+    info.size = 1 << 33
+    given = 0
+
+    def pieces() -> Iterator[bytes]:
+        nonlocal given
+        yield info.tobuf(tarfile.GNU_FORMAT)
+        while given < 64:
+            given += 1
+            yield bytes(1 << 20)
+
+    with pytest.raises(CorruptionError, match="a header of 8589934592 bytes"):
+        unpack_tar(pieces(), str(tmp_path), read_manifest(artifact), data, "x.tar")
+    assert given < 8
 
 
 def test_a_manifest_that_declares_more_than_there_is_room_for_is_refused(make_artifact: Make, tmp_path: Path) -> None:
