@@ -26,6 +26,7 @@ from _table import machine, markdown
 
 HERE = Path(__file__).parent
 SUPPORT = str(HERE.parent / "tests" / "support")
+PATHS = os.pathsep.join(filter(None, [SUPPORT, os.environ.get("PYTHONPATH")]))  # the tree that is tested stays in it
 PASSWORD = "s3cret"
 LIMITS = """
 [c2s-server.limits]
@@ -67,7 +68,7 @@ class Ours:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "penstock.cli.main", "channels", "serve", "--data", f"{folder}/data", "--port", "0",
              "--plain-port", "0", "--config", str(config), "--json", *modulator],
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": SUPPORT},
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": PATHS},
         )  # fmt: skip
         assert self.process.stdout is not None
         listeners = json.loads(self.process.stdout.readline())["listeners"]
@@ -95,7 +96,7 @@ class Original:
             asked = [authenticator, "-c", f"{folder}/modulator.toml"]
             self.processes.append(subprocess.Popen(
                 [sys.executable, "-c", MODULATOR, path] if authenticator is None else asked, cwd=folder,
-                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": SUPPORT},
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": PATHS},
             ))  # fmt: skip
             while not os.path.exists(path):
                 time.sleep(0.05)
