@@ -307,8 +307,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     times = np.repeat(*map(np.array, zip(*[pair for client in producers for pair in client.latencies], strict=True)))
     p50, p99 = np.percentile(times * 1000, (50, 99))
     heard = sum(client.heard for client in consumers)
-    for client in [*producers, *consumers]:
-        client.socket.close()
+    for wire in [*producers, *consumers]:
+        wire.socket.close()
     return {
         "acked": acked, "heard": heard, "lost": acked * args.consumers - heard, "per_second": round(acked / seconds),
         "heard_per_second": round(heard / drained), "p50_ms": round(float(p50), 2), "p99_ms": round(float(p99), 2),

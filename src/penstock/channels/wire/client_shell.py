@@ -154,6 +154,7 @@ class ClientShell:
         while self._under_way:
             await asyncio.wait(set(self._under_way))
         await session.close()
+        self._connection.close(self.link.ended or "the client is out")
 
     def shut_down(self) -> None:
         """Tell the client that the server stops."""
@@ -560,9 +561,9 @@ class ClientShell:
         if link.ended is not None:
             if link.silent_close:
                 self._connection.abort(link.ended)
-            else:
+            elif self.session is None:
                 self._connection.close(link.ended)
-            self._depart()
+            self._depart()  # a member's connection ends once its channels are left: who sees the end can come back
         elif link.deadline != self._due:
             self._due = link.deadline
             seconds = None if self._due is None else max(0.0, self._due - self._now())
