@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections import deque
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -81,6 +82,10 @@ class Wire:
                     break
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             pass
+        self.answer()
+
+    def answer(self) -> None:
+        """Say what follows from all that was read, in one go."""
 
     def took(self, room: bytearray, size: int) -> None:
         raise NotImplementedError
@@ -120,7 +125,7 @@ class Producer(Wire):
         ]
         self.starts = [0, *np.cumsum([len(frame) for frame in frames]).tolist()]
         self.frames = memoryview(b"".join(frames))
-        self.next = self.left = self.acked = 0
+        self.next = self.left = self.acked = self.got = 0
         self.latencies: list[tuple[float, int]] = []
         self.sent: deque[tuple[int, float]] = deque()
         self.inflight, self.running = inflight, True
@@ -139,6 +144,12 @@ class Producer(Wire):
         count = room.count(10, 0, size)
         if room.find(b"ERROR", 0, size) >= 0:
             raise SystemExit(f"the server says {bytes(room[: min(size, 300)])!r}")
+        self.got += count
+
+    def answer(self) -> None:
+        count, self.got = self.got, 0
+        if not count:
+            return
         now = time.perf_counter()
         self.acked += count
         self.left -= count
@@ -224,6 +235,8 @@ class StubClient(Wire):
             return
         self.loaded = True
         self.ends += room.count(10, 0, size)
+
+    def answer(self) -> None:
         count, self.ends = self.ends // 2, self.ends % 2
         while count:
             taken = min(count, MANY)
@@ -316,6 +329,12 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def processor_seconds(pid: int) -> float:
+    """Return what a process has used, in user and system mode."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def against_stub(args: argparse.Namespace) -> dict[str, Any]:
     """Measure with a stub of this file in another process."""
     words = [sys.executable, __file__, "--payload", str(args.payload), "--be-stub"]
@@ -323,7 +342,10 @@ def against_stub(args: argparse.Namespace) -> dict[str, Any]:
     assert stub.stdout is not None
     try:
         args.server = f"127.0.0.1:{int(stub.stdout.readline())}"
-        return measure(args)
+        before = processor_seconds(stub.pid)
+        found = measure(args)
+        used = processor_seconds(stub.pid) - before
+        return {**found, "cpu_us": round(used * 1e6 / found["acked"], 1)}
     finally:
         stub.terminate()
         stub.wait(20)
