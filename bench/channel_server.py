@@ -6,7 +6,8 @@
 Each server runs in its own process, the generator (bench/_channel_load.py) in another; turns alternate.  Persistent
 channels need authentication: the original asks its example modulator (``--authenticator``), or our modulator server
 with the same rules, which it asks when a client logs in; ours asks a Python class.  The generator's own ceiling is
-measured against a stub.  Processor time is what a server used by itself: other work on the machine hardly changes it.
+measured against a stub in another process that does TLS and nothing else.  Processor time is what a server used by
+itself: other work on the machine hardly changes it.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from _channel_load import processor_seconds
 from _table import machine, markdown
 
 HERE = Path(__file__).parent
 SUPPORT = str(HERE.parent / "tests" / "support")
+PATHS = os.pathsep.join(filter(None, [SUPPORT, os.environ.get("PYTHONPATH")]))  # the tree that is tested stays in it
 PASSWORD = "s3cret"
 LIMITS = """
 [c2s-server.limits]
@@ -67,7 +70,7 @@ class Ours:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "penstock.cli.main", "channels", "serve", "--data", f"{folder}/data", "--port", "0",
              "--plain-port", "0", "--config", str(config), "--json", *modulator],
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": SUPPORT},
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": PATHS},
         )  # fmt: skip
         assert self.process.stdout is not None
         listeners = json.loads(self.process.stdout.readline())["listeners"]
@@ -95,7 +98,7 @@ class Original:
             asked = [authenticator, "-c", f"{folder}/modulator.toml"]
             self.processes.append(subprocess.Popen(
                 [sys.executable, "-c", MODULATOR, path] if authenticator is None else asked, cwd=folder,
-                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": SUPPORT},
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": PATHS},
             ))  # fmt: skip
             while not os.path.exists(path):
                 time.sleep(0.05)
@@ -116,12 +119,6 @@ class Original:
         for process in reversed(self.processes):
             process.terminate()
             process.wait(30)
-
-
-def processor_seconds(pid: int) -> float:
-    """What a process has used, in user and system mode."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def load(*args: str) -> dict[str, Any]:
@@ -162,8 +159,9 @@ def main() -> None:
     turns, seconds = (1, 0.5) if args.quick else (args.turns, args.seconds)
     rows: list[dict[str, Any]] = []
     for payload in sorted({shape[0] for shape in shapes}):
-        ceiling = load("--stub", "--seconds", str(seconds), "--payload", str(payload))
-        rows.append({"what": f"{payload} B, generator against a stub, plain", "server": "stub", **ceiling})
+        for way, words in (("TLS", ["--tls"]), ("plain", [])):
+            ceiling = load("--stub", "--seconds", str(seconds), "--payload", str(payload), *words)
+            rows.append({"what": f"{payload} B, 1→1, {way}, what the generator can do", "server": "stub", **ceiling})
     for keeping in ways:
         for tls in (True, False):
             for shape in shapes if keeping == "transient" or tls else []:

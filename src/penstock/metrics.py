@@ -82,13 +82,13 @@ class Metric:
         with self._lock:
             self._values = {key: float(value) for key, value in values.items()}
 
-    def observe(self, value: float, **labels: str) -> None:
-        """Count one observation in a histogram."""
+    def observe(self, value: float, times: int = 1, /, **labels: str) -> None:
+        """Count one observation in a histogram, or as many equal ones as ``times`` says."""
         key = self._key(labels)
         with self._lock:
-            self._values[key] = self._values.get(key, 0.0) + value
+            self._values[key] = self._values.get(key, 0.0) + value * times
             counts = self._buckets.setdefault(key, [0] * (len(self.bounds) + 1))
-            counts[bisect.bisect_left(self.bounds, value)] += 1
+            counts[bisect.bisect_left(self.bounds, value)] += times
 
     def value(self, **labels: str) -> float:
         """Return the current value; for a histogram the sum of what was observed."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.channels import commands as c
 from penstock.channels.core import ShardCore
 from penstock.channels.decisions import Append, Decision, Save
-from penstock.channels.files import ChannelFiles, LogState
+from penstock.channels.files import READ_BYTES, ChannelFiles, LogState
 from penstock.channels.live import LiveChannel
 from penstock.channels.model import ChannelType
 from penstock.errors import Backpressure, Refused
@@ -100,8 +100,8 @@ class Actor:
         if not self.files.flushes_later:
             return False
         if isinstance(command, c.BroadcastMany):
-            return self.files.has_room(command.payloads)
-        return isinstance(command, (c.Broadcast, c.Push)) and self.files.has_room((command.payload,))
+            return self.files.has_room(command.payloads, READ_BYTES)
+        return isinstance(command, (c.Broadcast, c.Push)) and self.files.has_room((command.payload,), READ_BYTES)
 
     def _append_at_once(self, command: c.Command, source: object) -> Any:
         decision = self._core.decide(command)

@@ -24,13 +24,15 @@ from penstock.log.messagelog import MessageLog, MessageLogOptions, MessageLogRea
 from penstock.log.messagelog.fifo_cursor import load_cursor, save_cursor
 from penstock.log.messagelog.format import BAD, ENTRY_OVERHEAD, MAX_SENDER_BYTES
 
-__all__ = ["ChannelFiles", "LogState"]
+__all__ = ["ChannelFiles", "LogState", "READ_BYTES"]
 
 _log = logging.getLogger(__name__)
 
 GAP: Final = "fifo log has a gap at the head cursor"
 SMALL_BYTES: Final = 64 << 10
-"""What is larger is not written on the event loop."""
+"""What is larger is not made durable on the event loop."""
+READ_BYTES: Final = 320 << 10
+"""What is larger is not even written to the page cache there: one read of a socket, and a payload that began before."""
 
 
 class LogState(msgspec.Struct, frozen=True):
@@ -191,10 +193,10 @@ class ChannelFiles:
         """Whether what is appended is made durable by the timer."""
         return self._committer is not None
 
-    def has_room(self, payloads: Sequence[bytes]) -> bool:
+    def has_room(self, payloads: Sequence[bytes], most: int = SMALL_BYTES) -> bool:
         """Whether these can be appended right away: they are small, and no file is made, sealed or dropped."""
         log, count, length = self._log, len(payloads), sum(map(len, payloads))
-        if log is None or self._keep is None or length > SMALL_BYTES:
+        if log is None or self._keep is None or length > most:
             return False
         return log.has_room(count, length + count * (ENTRY_OVERHEAD + MAX_SENDER_BYTES))
 

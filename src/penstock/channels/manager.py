@@ -248,12 +248,21 @@ class ChannelManager(Handle):
             self._sessions[session.nid] = left
             return
         del self._sessions[session.nid]
+        # All are asked at once, so that each channel is left before anything that is asked of it from now on: whoever
+        # comes back meanwhile joins anew.
+        leaving: dict[str, Any] = {}
         for handler in self._memberships.of(session.nid):
             channel = self._core(handler).channels.get(handler)
             if channel is None or (channel.config.persist and self.options.authenticated):
                 continue
             try:
-                await self.submit(c.Leave(ChannelId(handler, self.options.domain), session.nid))
+                leaving[handler] = self.ask(c.Leave(ChannelId(handler, self.options.domain), session.nid))
+            except (PenstockError, OSError) as exc:
+                _log.warning("%s stays in channel %s: %s", session.nid, handler, exc)
+        for handler, answer in leaving.items():
+            try:
+                if isinstance(answer, asyncio.Future):
+                    await answer
             except (PenstockError, OSError) as exc:
                 _log.warning("%s stays in channel %s: %s", session.nid, handler, exc)
 

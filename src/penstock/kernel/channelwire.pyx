@@ -313,6 +313,15 @@ cdef inline Py_ssize_t put_number(uint8_t *out, uint64_t value) noexcept nogil:
     return 20 - i
 
 
+cdef inline Py_ssize_t width(uint64_t value) noexcept nogil:
+    """Return how many digits a number has."""
+    cdef Py_ssize_t digits = 1
+    while value > 9:
+        value //= 10
+        digits += 1
+    return digits
+
+
 def encode_acks(bytes ids not None, uint64_t first_seq):
     """Return BROADCAST_ACKs for these ids (32 bits each), with numbers in a row."""
     cdef Py_ssize_t count = PyBytes_GET_SIZE(ids) // 4, i, at = 0
@@ -339,15 +348,16 @@ def encode_messages(bytes head not None, uint64_t first_seq, uint64_t timestamp,
     cdef uint8_t stamp[40]
     cdef Py_ssize_t stamp_len
     cdef bytes payload
-    for i in range(count):
-        payload = payloads[i]
-        total += PyBytes_GET_SIZE(payload)
     memcpy(stamp, b" timestamp=", 11)
     stamp_len = 11 + put_number(&stamp[11], timestamp)
     stamp[stamp_len] = 10
     stamp_len += 1
-    cdef bytearray out = bytearray(total + count * (head_len + 20 + 5 + 20 + stamp_len + 1))
-    cdef uint8_t *p = out
+    for i in range(count):
+        payload = payloads[i]
+        size = PyBytes_GET_SIZE(payload)
+        total += head_len + width(size) + 5 + width(first_seq + <uint64_t>i) + stamp_len + size + 1
+    cdef bytes out = PyBytes_FromStringAndSize(NULL, total)  # as long as it will be: payloads are copied once
+    cdef uint8_t *p = <uint8_t *>PyBytes_AS_STRING(out)
     for i in range(count):
         payload = payloads[i]
         size = PyBytes_GET_SIZE(payload)
@@ -363,7 +373,7 @@ def encode_messages(bytes head not None, uint64_t first_seq, uint64_t timestamp,
         at += size
         p[at] = 10
         at += 1
-    return PyBytes_FromStringAndSize(<const char *>p, at)
+    return out
 
 
 def encode_broadcasts(uint32_t first_id, bytes head not None, bytes tail not None, tuple payloads not None):
@@ -373,9 +383,10 @@ def encode_broadcasts(uint32_t first_id, bytes head not None, bytes tail not Non
     cdef bytes payload
     for i in range(count):
         payload = payloads[i]
-        total += PyBytes_GET_SIZE(payload)
-    cdef bytearray out = bytearray(total + count * (13 + 10 + head_len + 20 + tail_len + 1))
-    cdef uint8_t *p = out
+        size = PyBytes_GET_SIZE(payload)
+        total += 13 + width(<uint64_t>first_id + <uint64_t>i) + head_len + width(size) + tail_len + size + 1
+    cdef bytes out = PyBytes_FromStringAndSize(NULL, total)
+    cdef uint8_t *p = <uint8_t *>PyBytes_AS_STRING(out)
     for i in range(count):
         payload = payloads[i]
         size = PyBytes_GET_SIZE(payload)
@@ -391,4 +402,4 @@ def encode_broadcasts(uint32_t first_id, bytes head not None, bytes tail not Non
         at += size
         p[at] = 10
         at += 1
-    return PyBytes_FromStringAndSize(<const char *>p, at)
+    return out

@@ -183,6 +183,11 @@ OPEN: dict[str, tuple[dict[str, Any], str]] = {
         "ann< BROADCAST_ACK id=3 seq=1\n"
         "ann< ERROR id=4 detail=\\\"payload size exceeds channel limit\\\" reason=POLICY_VIOLATION\nann x\n"
         f"bob< MESSAGE {C} from=ann@localhost length=3 seq=1 timestamp=#⏎abc"),
+    "a lone payload over the channel's limit has spent its number": ({}, BOTH + f"ann: SET_CHAN_CONFIG id=2 {C} max_payload_size=3\n"
+        f"ann< SET_CHAN_CONFIG_ACK id=2\nbob< EVENT {C} kind=CHANNEL_RECONFIGURED\nbob: BROADCAST id=3 {C} length=4⏎abcd\n"
+        "bob< ERROR id=3 detail=\\\"payload size exceeds channel limit\\\" reason=POLICY_VIOLATION\nbob x\n"
+        f"ann< EVENT {C} kind=MEMBER_LEFT nid=bob@localhost owner=false\n"
+        f"ann: BROADCAST id=4 {C} length=3⏎abc\nann< BROADCAST_ACK id=4 seq=2"),
     "a run of a stranger": ({}, MADE + f"bob: BROADCAST id=3 {C} length=1⏎a⏎BROADCAST id=4 {C} length=1⏎b\n"
         "bob< ERROR id=3 reason=FORBIDDEN\nbob< ERROR id=4 reason=FORBIDDEN"),
 }  # fmt: skip

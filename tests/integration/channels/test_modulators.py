@@ -412,3 +412,30 @@ async def test_a_method_that_returns_something_to_wait_for_is_waited_for(tmp_pat
             assert ann.nid == "ann@localhost"
     finally:
         await server.stop()
+
+
+async def test_after_a_fatal_error_a_client_is_out_before_it_sees_the_end(tmp_path: Path) -> None:
+    asked, go_on = asyncio.Event(), asyncio.Event()
+
+    class Slow:
+        async def transform(self, nid: Any, channel: Any, payload: bytes) -> bytes:
+            asked.set()
+            await go_on.wait()
+            return payload
+
+    server = await served(tmp_path, Slow())
+    try:
+        async with await Raw.open(server) as ann:
+            await ann.login("ann")
+            assert await ann.ask(f"JOIN id=1 {C}") == f"JOIN_ACK id=1 {C}"
+            ann.write(f"BROADCAST id=2 {C} length=1\nx\n")
+            await asked.wait()
+            assert await ann.ask("NOPE") == 'ERROR detail=\\"unknown message\\" reason=BAD_REQUEST'
+            asyncio.get_running_loop().call_later(0.2, go_on.set)
+            assert await ann.ended()
+            assert go_on.is_set()
+            async with await Raw.open(server) as again:
+                await again.login("ann")  # the name is free
+                assert await again.ask("CHANNELS id=1") == "CHANNELS_ACK id=1"
+    finally:
+        await server.stop()

@@ -66,22 +66,32 @@ async def test_an_element_is_pushed_without_a_thread(start: Any, monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    ("interval", "segment_bytes", "payload"),
+    ("interval", "segment_bytes", "payloads"),
     [
-        (60_000, 300, b"x"), (60_000, 1 << 20, b"x" * 65_536), (60_000, 1 << 20, b"x" * 40_000),
-        (0, 300, b"x"), (0, 1 << 20, b"x" * 65_536),
+        (60_000, 300, [b"x"] * 2), (60_000, 1 << 20, [b"x" * 65_536] * 6),
+        (0, 300, [b"x"] * 2), (0, 1 << 20, [b"x" * 40_000] * 2),
     ],
-    ids=["may fill its segment", "large", "large together", "durable, may fill its segment", "durable, large"],
+    ids=["may fill its segment", "large together", "durable, may fill its segment", "durable, large together"],
 )  # fmt: skip
 async def test_what_has_to_wait_goes_to_a_thread(
-    start: Any, monkeypatch: pytest.MonkeyPatch, interval: int, segment_bytes: int, payload: bytes
+    start: Any, monkeypatch: pytest.MonkeyPatch, interval: int, segment_bytes: int, payloads: list[bytes]
 ) -> None:
     manager = await start(ManagerOptions(segment_bytes=segment_bytes, sync_on_loop_seconds=60))
     ops = await opened(manager, interval=interval)
     no_threads(manager, monkeypatch)
     with pytest.raises(AssertionError, match="this needs a thread"):
-        await ops.broadcast_many(ANN, [payload, payload])
+        await ops.broadcast_many(ANN, payloads)
     monkeypatch.undo()
+
+
+async def test_what_one_read_of_a_socket_brings_is_written_on_the_loop(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = await start(ManagerOptions(segment_bytes=1 << 20))
+    ops = await opened(manager, interval=60_000)
+    with monkeypatch.context() as patch:
+        no_threads(manager, patch)
+        assert list(await ops.broadcast_many(ANN, [b"x" * 16_384] * 16)) == list(range(2, 18))
 
 
 async def test_a_message_that_cannot_be_written_reaches_nobody_and_the_next_one_does(tmp_path: Path) -> None:

@@ -168,3 +168,29 @@ async def test_a_channel_whose_end_cannot_be_told_to_what_moderates_is_not_delet
     with pytest.raises(RuntimeError, match="CHANNEL_DELETED"):
         await ops.delete(ANN)
     assert manager.handlers() == ["ops"]
+
+
+async def test_who_comes_back_while_its_channels_are_being_left_stays_in_what_it_joins(start: Any) -> None:
+    manager = await start()
+    told, go_on = asyncio.Event(), asyncio.Event()
+    first, second = manager.channel("a"), manager.channel("b")
+    session = manager.connect(ANN)
+    manager.connect(BOB)
+    for channel in (first, second):
+        await channel.join(BOB)
+        await channel.join(ANN)
+
+    async def gate(event: Event) -> None:
+        if event.kind == "MEMBER_LEFT" and event.channel.handler == "a":
+            told.set()
+            await go_on.wait()
+
+    manager.event_gate = gate
+    leaving = asyncio.create_task(session.close())
+    await told.wait()  # whoever moderates is slow to hear of the first channel
+    manager.connect(ANN)
+    await second.join(ANN)
+    go_on.set()
+    await leaving
+    assert [str(nid) for nid in await second.members(BOB)] == [ANN, BOB]
+    assert [str(nid) for nid in await first.members(BOB)] == [BOB]

@@ -167,3 +167,29 @@ def test_an_error_that_repeats_what_a_client_sent_can_be_read(word: str) -> None
     assert isinstance(frame, Frame)
     assert (frame.name, frame.fields["id"], frame.fields["reason"]) == ("ERROR", 7, "BAD_REQUEST")
     assert frame.fields["detail"].startswith("invalid ACL type: ")
+
+
+def test_a_broadcast_cut_by_a_read_joins_the_run_behind_it() -> None:
+    data = b"".join(b"BROADCAST id=%d channel=!a@localhost length=40\n%s\n" % (n, b"y" * 40) for n in range(1, 7))
+    whole = Cutter(256, 64).feed(data)
+    for cut in range(1, len(data)):
+        cutter = Cutter(256, 64)
+        before, after = cutter.feed(data[:cut]), cutter.feed(data[cut:])
+        assert len(before) <= 1
+        assert len(after) <= 1
+        runs = [item for item in before + after if isinstance(item, BroadcastRun)]
+        assert len(runs) == len(before) + len(after)
+        assert [number for run in runs for number in run.id_list()] == [1, 2, 3, 4, 5, 6]
+        assert [size for run in runs for size in run.size_list()] == whole[0].size_list()  # type: ignore[union-attr]
+        assert {payload for run in runs for payload in run.payloads} == {b"y" * 40}
+
+
+def test_a_broadcast_cut_by_reads_and_not_followed_by_its_like_stays_by_itself() -> None:
+    cutter = Cutter(256, 64)
+    assert cutter.feed(b"BROADCAST id=1 channel=!a@localhost length=4\nab") == []
+    items = cutter.feed(b"cd\nBROADCAST id=2 channel=!b@localhost length=1\nx\nPONG id=3\n")
+    assert [item.id_list() for item in items[:2]] == [[1], [2]]  # type: ignore[union-attr]
+    assert isinstance(items[2], Frame)
+    assert cutter.feed(b"BROADCAST id=4 channel=!a@localhost length=4\nab") == []
+    (fault,) = cutter.feed(b"cdx")
+    assert fault == Fault("BAD_REQUEST", "invalid payload format", 4)

@@ -8,7 +8,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Self
 
-from penstock.channels.wire.client import Client, Gap, Heard, News
+from penstock.channels.wire.client import Client
+from penstock.channels.wire.news import Gap, Heard, News
 from penstock.errors import Timeout
 
 __all__ = ["BlockingClient"]

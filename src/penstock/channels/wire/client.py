@@ -11,17 +11,16 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterable
 from typing import Any, Final, Literal, Self
 
-import msgspec
-
 from penstock.channels.ids import ChannelId, is_handler
 from penstock.channels.rules import RECOVERABLE
 from penstock.channels.wire.cutter import MessageRun
 from penstock.channels.wire.dialogue import Dialogue
 from penstock.channels.wire.frames import Frame
+from penstock.channels.wire.news import Gap, Heard, HeardEvent, News, message_of, news_of
 from penstock.errors import ClosedError, NotConnected, OptionsError, PenstockError, Refused, Timeout
 from penstock.net import Target, dial
 
-__all__ = ["Client", "Heard", "HeardEvent", "Gap", "HeardDirect"]
+__all__ = ["Client"]
 
 _log = logging.getLogger(__name__)
 
@@ -36,61 +35,6 @@ SETTINGS: Final[dict[str, type]] = {
     "message_flush_interval": int,
 }  # fmt: skip
 SETTING_KINDS: Final = {bool: "true or false", int: "a whole number", str: "a word"}
-
-
-class Heard(msgspec.Struct, frozen=True):
-    """A message of a channel.
-
-    >>> Heard("!ops@localhost", "ann@localhost", 7, 1767225600000, b"hi!").seq
-    7
-    """
-
-    channel: str
-    sender: str
-    seq: int
-    timestamp: int
-    payload: bytes
-
-
-class HeardEvent(msgspec.Struct, frozen=True):
-    """Something that happened to a channel.
-
-    >>> HeardEvent("MEMBER_LEFT", "!ops@localhost", "ann@localhost", False).kind
-    'MEMBER_LEFT'
-    """
-
-    kind: str
-    channel: str | None
-    nid: str | None
-    owner: bool | None
-
-
-class HeardDirect(msgspec.Struct, frozen=True):
-    """A payload that a modulator sent to this client alone.
-
-    >>> HeardDirect("localhost", b"psst").payload
-    b'psst'
-    """
-
-    sender: str
-    payload: bytes
-
-
-class Gap(msgspec.Struct, frozen=True):
-    """Messages that were missed for good: retention took them, or the channel keeps none.
-
-    ``last_seq`` is None where nobody knows how many they are.
-
-    >>> Gap("!ops@localhost", 7, 9).last_seq - 7 + 1
-    3
-    """
-
-    channel: str
-    first_seq: int
-    last_seq: int | None
-
-
-News = Heard | HeardEvent | HeardDirect | Gap
 
 
 class Client:
@@ -272,7 +216,7 @@ class Client:
         """Return stored messages from a number on, oldest first."""
         dialogue = await self._connected()
         async with self._patience("HISTORY"):
-            return [_heard(frame) for frame in await dialogue.history(self._name(channel), from_seq, limit)]
+            return [message_of(frame) for frame in await dialogue.history(self._name(channel), from_seq, limit)]
 
     async def range(self, channel: str) -> tuple[int, int]:
         """Return the first and the last stored number; (0, 0) when nothing is stored."""
@@ -343,7 +287,7 @@ class Client:
             return
         else:
             self._heard_event(item)
-            found = _news(item)
+            found = news_of(item)
         if found is None:
             return
         self._inbox.append(found)
@@ -372,7 +316,7 @@ class Client:
         if last <= before or (sender == self.nid and self._is_own(channel, first, last)):
             return None
         if isinstance(item, Frame):
-            return _heard(item)
+            return message_of(item)
         if first > before:
             return item
         skip = before + 1 - first
@@ -588,15 +532,3 @@ class Client:
         if not self._verify:
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         return context
-
-
-def _heard(frame: Frame) -> Heard:
-    f = frame.fields
-    return Heard(f["channel"], f["from"], f["seq"], f["timestamp"], frame.payload or b"")
-
-
-def _news(frame: Frame) -> News:
-    f = frame.fields
-    if frame.name == "MOD_DIRECT":
-        return HeardDirect(f["from"], frame.payload or b"")
-    return HeardEvent(f["kind"], f["channel"], f["nid"], f["owner"])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections import Counter
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
@@ -153,6 +154,7 @@ class ClientShell:
         while self._under_way:
             await asyncio.wait(set(self._under_way))
         await session.close()
+        self._connection.close(self.link.ended or "the client is out")
 
     def shut_down(self) -> None:
         """Tell the client that the server stops."""
@@ -189,13 +191,6 @@ class ClientShell:
                     self._broadcast(run, channel)
             case Ask(frame, command):
                 if (
-                    self._moderation is not None
-                    and isinstance(command, c.Broadcast)
-                    and self._moderation.sees_broadcasts
-                ):
-                    run = _run_of(frame)
-                    self._begin(self._moderated(run, command.channel), 1)
-                elif (
                     self._moderation is not None
                     and isinstance(command, c.Join)
                     and self._moderation.has("authorize_join")
@@ -293,8 +288,8 @@ class ClientShell:
             self._run_failed(run, channel, payloads, error)
 
     def _run_acked(self, run: BroadcastRun, channel: ChannelId, numbers: range) -> None:
-        for payload in run.payloads:
-            counts.PAYLOADS.observe(len(payload))
+        for size, times in Counter(map(len, run.payloads)).items():
+            counts.PAYLOADS.observe(size, times)
         replay = self._replays.get(channel)
         if replay is not None:
             replay.own(numbers)
@@ -303,11 +298,14 @@ class ClientShell:
     def _run_failed(
         self, run: BroadcastRun, channel: ChannelId, payloads: tuple[bytes, ...], error: BaseException
     ) -> None:
-        """Refuse each message of a run, or find the one that was too large by asking for each by itself."""
+        """Refuse each message of a run, or find the one that was too large by asking for each by itself.
+
+        By itself it also spends its number, as in the original.
+        """
         if not isinstance(error, Refused):
             self._failed(error, None)
             return
-        too_large = error.reason == "POLICY_VIOLATION" and len(run) > 1
+        too_large = error.reason == "POLICY_VIOLATION"
         for number, payload in zip(run.id_list(), payloads, strict=True):
             if self.link.state is LinkState.ENDED:
                 return
@@ -563,20 +561,12 @@ class ClientShell:
         if link.ended is not None:
             if link.silent_close:
                 self._connection.abort(link.ended)
-            else:
+            elif self.session is None:
                 self._connection.close(link.ended)
-            self._depart()
+            self._depart()  # a member's connection ends once its channels are left: who sees the end can come back
         elif link.deadline != self._due:
             self._due = link.deadline
             seconds = None if self._due is None else max(0.0, self._due - self._now())
             self._connection.set_deadline(seconds, absolute=True)
 
     flush = _flush
-
-
-def _run_of(frame: Frame) -> BroadcastRun:
-    """Return a run of the one broadcast that could not be cut as such."""
-    number = int(frame.fields["id"]).to_bytes(4, "little")
-    qos = 1 if frame.fields["qos"] is None else frame.fields["qos"]
-    size = frame.size.to_bytes(4, "little")
-    return BroadcastRun(frame.fields["channel"], qos, number, [frame.payload or b""], size)

@@ -5,6 +5,7 @@ A read may end anywhere.  What breaks the protocol comes out as a Fault, last: w
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Final
 
@@ -73,6 +74,8 @@ Item = Frame | BroadcastRun | MessageRun | AckRun | Fault
 CutRun = Callable[[bytes, int, int, int], tuple[Item, int] | None]
 
 TOO_LONG: Final = Fault("POLICY_VIOLATION", "max message size exceeded")
+TOO_LARGE: Final = Fault("POLICY_VIOLATION", "payload too large")
+BAD_PAYLOAD: Final = Fault("BAD_REQUEST", "invalid payload format")
 _B, _M = b"BM"
 
 
@@ -126,7 +129,6 @@ class Cutter:
         self._cut_run = cut_run
         self._rest: list[bytes] = []
         self._have = 0
-        self._need = 0
         self._frame: Frame | None = None  # its line was read, its payload was not
         self._over = False
 
@@ -139,27 +141,28 @@ class Cutter:
         """Return the messages that ``data`` completes; after a Fault nothing more."""
         if self._over:
             return []
-        if self._rest:
-            self._rest.append(data)
-            self._have += len(data)
-            if self._have < self._need:
-                return []
-            data, self._rest = b"".join(self._rest), []
         items: list[Item] = []
-        at, size = 0, len(data)
+        at = 0
+        if self._rest:
+            if self._frame is not None:
+                at = self._end_payload(data, items)
+                if not at:
+                    return items
+            else:
+                data, self._rest = b"".join([*self._rest, data]), []
+        size = len(data)
         while at < size:
             frame = self._frame
             if frame is None:
                 run = self._cut_run(data, at, self.max_line, self.max_payload)
                 if run is not None:
-                    items.append(run[0])
+                    _add(items, run[0])
                     at = run[1]
                     continue
                 end = data.find(b"\n", at, min(at + self.max_line, size))
                 if end < 0:
                     if size - at >= self.max_line:
                         return self._fault(items, TOO_LONG)
-                    self._need = 0
                     break
                 try:
                     frame = decode_line(data[at:end])
@@ -171,23 +174,69 @@ class Cutter:
                     items.append(frame)
                     continue
                 if frame.payload_bytes > self.max_payload:
-                    return self._fault(items, Fault("POLICY_VIOLATION", "payload too large", frame.id))
+                    return self._fault(items, TOO_LARGE, frame.id)
                 self._frame = frame
             length = frame.payload_bytes or 0
             if size - at < length + 1:
-                self._need = length + 1
                 break
             if data[at + length] != 10:
-                return self._fault(items, Fault("BAD_REQUEST", "invalid payload format", frame.id))
-            frame.payload = data[at : at + length]
-            frame.size += length
-            items.append(frame)
+                return self._fault(items, BAD_PAYLOAD, frame.id)
+            self._whole(items, frame, data[at : at + length])
             at += length + 1
-            self._frame = None
-        if at < size:
+        if at < size or self._frame is not None:
             self._rest, self._have = [data[at:]], size - at
         return items
 
-    def _fault(self, items: list[Item], fault: Fault) -> list[Item]:
+    def _end_payload(self, data: bytes, items: list[Item]) -> int:
+        """Take what is missing of the payload under way and return where to go on; 0 when nothing is to be cut yet.
+
+        Only the payload is put together: what a read brings behind it is not copied once more.
+        """
+        frame = self._frame
+        assert frame is not None
+        last = (frame.payload_bytes or 0) - self._have  # where its LF is
+        if len(data) <= last:
+            self._rest.append(data)
+            self._have += len(data)
+            return 0
+        if data[last] != 10:
+            self._fault(items, BAD_PAYLOAD, frame.id)
+            return 0
+        payload = b"".join([*self._rest, memoryview(data)[:last]])
+        self._rest = []
+        self._whole(items, frame, payload)
+        return last + 1
+
+    def _whole(self, items: list[Item], frame: Frame, payload: bytes) -> None:
+        """Add a message whose payload is there; a BROADCAST that the kernel did not cut is a run of one."""
+        self._frame = None
+        frame.payload = payload
+        frame.size += len(payload)
+        _add(items, _run_of(frame) if frame.name == "BROADCAST" else frame)
+
+    def _fault(self, items: list[Item], fault: Fault, id: int | None = None) -> list[Item]:
         self._over, self._rest = True, []
-        return [*items, fault]
+        items.append(fault if id is None else Fault(fault.reason, fault.detail, id))
+        return items
+
+
+def _run_of(frame: Frame) -> BroadcastRun:
+    """Return a run of one broadcast."""
+    number, size = (int(value).to_bytes(4, sys.byteorder) for value in (frame.fields["id"], frame.size))
+    qos = 1 if frame.fields["qos"] is None else frame.fields["qos"]
+    return BroadcastRun(frame.fields["channel"], qos, number, [frame.payload or b""], size)
+
+
+def _add(items: list[Item], item: Item) -> None:
+    """Add what was cut; a run goes on with the one before it where that is of the same kind."""
+    before = items[-1] if items else None
+    if (
+        isinstance(item, BroadcastRun)
+        and isinstance(before, BroadcastRun)
+        and (item.channel, item.qos) == (before.channel, before.qos)
+    ):
+        items[-1] = BroadcastRun(
+            item.channel, item.qos, before.ids + item.ids, before.payloads + item.payloads, before.sizes + item.sizes
+        )
+    else:
+        items.append(item)

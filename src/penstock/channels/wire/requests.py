@@ -79,8 +79,6 @@ def command_of(frame: Frame, nid: Nid, now_ms: int, is_connected: Callable[[Nid]
     """
     f = frame.fields
     match frame.name:
-        case "BROADCAST":
-            return c.Broadcast(channel_of(f["channel"]), nid, frame.payload or b"", now_ms)
         case "PUSH":
             return c.Push(channel_of(f["channel"]), nid, frame.payload or b"", now_ms)
         case "POP":
