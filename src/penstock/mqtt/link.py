@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from penstock.kernel.mqtt import Run, ack_run, cut
+from penstock.kernel.mqttrelay import relay
 from penstock.mqtt import packets as p
 from penstock.mqtt.codec import PONG, decode_body, encode
 from penstock.mqtt.exchange import Answer
@@ -31,6 +32,7 @@ __all__ = ["Link"]
 CutItem = Run | tuple[int, int, int, int]
 ALIAS_BYTES: Final = 1 << 20
 """Of topics that one connection may have aliases for."""
+_OPEN: Final = ConnectionState.OPEN  # looked up once: a member of an Enum is found by way of its metaclass
 _SENT_AGAIN: Final = frozenset({Kind.PUBREL, Kind.SUBSCRIBE, Kind.UNSUBSCRIBE})
 _FROM_SERVERS: Final = frozenset({Kind.CONNACK, Kind.SUBACK, Kind.UNSUBACK, Kind.PINGRESP})
 
@@ -60,6 +62,14 @@ class Link(Handshake):
 
     def received(self, data: bytes) -> None:
         """Take what one read brought."""
+        broker = self.broker
+        if (
+            self._state is _OPEN
+            and not self._chunks
+            and broker.access is None
+            and relay(data, self.version5, self._limit, broker.routes, self._counts)
+        ):
+            return  # one small packet, as a large fleet sends: the short way
         self._counts.bytes_received += len(data)
         if self._chunks:
             self._chunks.append(data)
@@ -68,13 +78,13 @@ class Link(Handshake):
                 return
             data = b"".join(self._chunks)
             self._chunks = []
-        if self._state is ConnectionState.OPEN:
+        if self._state is _OPEN:
             items, end, need, problem = cut(data, 0, self.version5, self._limit)
             if len(items) == 1 and end == len(data):
                 run = items[0]
-                if run.__class__ is Run:  # a read of one run, as a large fleet sends: the short way
+                if run.__class__ is Run:
                     self._counts.messages_received += run.count
-                    if run.plain and self.broker.access is None:
+                    if run.plain and broker.access is None:
                         self._publish_plain(run, data)
                     else:
                         self._publish(run)

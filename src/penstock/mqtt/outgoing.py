@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import PenstockError
 from penstock.kernel.mqtt import Run, ack_run
+from penstock.kernel.mqttrelay import Sink
 from penstock.mqtt import packets as p
 from penstock.mqtt.codec import LARGEST, encode
 from penstock.mqtt.exchange import Flight
@@ -41,7 +42,7 @@ class ConnectionState(enum.Enum):
     CLOSED = "closed"
 
 
-class Outgoing:
+class Outgoing(Sink):
     """The sending half of a connection.  ``write`` is the connection's own; ``answer`` goes through the gate."""
 
     __slots__ = (
@@ -61,11 +62,8 @@ class Outgoing:
         "client_id",
         "connection",
         "outstanding",
-        "plain_payload",
         "session",
         "version",
-        "version5",
-        "write",
     )
 
     def __init__(self, broker: Broker) -> None:
