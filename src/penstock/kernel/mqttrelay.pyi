@@ -15,6 +15,10 @@ class Sink:
     write: Callable[[bytes | memoryview], None]
     version5: bool
     plain_payload: int
+    _limit: int
+    _counts: Any
+    _short: WayCache | None
+    def received(self, data: bytes) -> None: ...
 
 class Outlet:
     link: Any

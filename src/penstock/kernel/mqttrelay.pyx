@@ -26,11 +26,22 @@ cdef class Traffic:
 
 
 cdef class Sink:
-    """A connection as receivers see it: ``write``, its version, and the payloads that need no further look."""
+    """A connection: to receivers ``write``, its version, and the payloads that need no further look.
+
+    ``_short`` are the routes while a read may go the short way, None while it may not: whoever derives from it says
+    so, and has ``received_any(data)``, the long way.
+    """
 
     cdef public object write
     cdef public bint version5
-    cdef public Py_ssize_t plain_payload
+    cdef public Py_ssize_t plain_payload, _limit
+    cdef public Traffic _counts
+    cdef public WayCache _short
+
+    def received(self, bytes data not None):
+        """Take what one read brought."""
+        if self._short is None or not relay(data, self.version5, self._limit, self._short, self._counts):
+            self.received_any(data)
 
 
 cdef class Outlet:
@@ -65,10 +76,12 @@ cdef class WayCache:
     cdef public long long _version
 
 
-def relay(bytes data not None, bint version5, Py_ssize_t limit, WayCache routes not None, Traffic counts not None):
+cpdef bint relay(
+    bytes data, bint version5, Py_ssize_t limit, WayCache routes, Traffic counts
+) except -1:
     """Pass ``data`` on if it is one such packet and everyone can take it; return whether that was so."""
-    cdef const unsigned char *p = <const unsigned char *>PyBytes_AS_STRING(data)
-    cdef Py_ssize_t size = PyBytes_GET_SIZE(data), body, rest, topic_len, payload
+    cdef const unsigned char *p
+    cdef Py_ssize_t size, body, rest, topic_len, payload
     cdef uint32_t remaining = 0
     cdef int used
     cdef PyObject *found
@@ -76,6 +89,10 @@ def relay(bytes data not None, bint version5, Py_ssize_t limit, WayCache routes 
     cdef tuple outlets
     cdef Outlet outlet
     cdef Sink sink
+    if data is None or routes is None or counts is None:
+        raise TypeError("relay needs a read, routes and counts")
+    p = <const unsigned char *>PyBytes_AS_STRING(data)
+    size = PyBytes_GET_SIZE(data)
     if size < 4 or size > limit or p[0] != PLAIN:
         return False
     used = varint(p, 1, size, &remaining)

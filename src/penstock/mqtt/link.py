@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from penstock.kernel.mqtt import Run, ack_run, cut
-from penstock.kernel.mqttrelay import relay
 from penstock.mqtt import packets as p
 from penstock.mqtt.codec import PONG, decode_body, encode
 from penstock.mqtt.exchange import Answer
@@ -60,16 +59,14 @@ class Link(Handshake):
         self._counts.connections += 1
         connection.set_deadline(self.broker.options.connect_seconds, absolute=True)
 
-    def received(self, data: bytes) -> None:
-        """Take what one read brought."""
-        broker = self.broker
-        if (
-            self._state is _OPEN
-            and not self._chunks
-            and broker.access is None
-            and relay(data, self.version5, self._limit, broker.routes, self._counts)
-        ):
-            return  # one small packet, as a large fleet sends: the short way
+    def received_any(self, data: bytes) -> None:
+        """Take what one read brought, whatever it is; ``received`` of the kernel asks first whether it is plain."""
+        self._short = None
+        self._take_read(data)
+        if self._state is _OPEN and not self._chunks and self.broker.access is None:
+            self._short = self.broker.routes
+
+    def _take_read(self, data: bytes) -> None:
         self._counts.bytes_received += len(data)
         if self._chunks:
             self._chunks.append(data)
@@ -84,7 +81,7 @@ class Link(Handshake):
                 run = items[0]
                 if run.__class__ is Run:
                     self._counts.messages_received += run.count
-                    if run.plain and broker.access is None:
+                    if run.plain and self.broker.access is None:
                         self._publish_plain(run, data)
                     else:
                         self._publish(run)

@@ -48,7 +48,6 @@ class Outgoing(Sink):
     __slots__ = (
         "__weakref__",
         "_aliases_out",
-        "_counts",
         "_normal",
         "_packet_limit",
         "_problems",
@@ -415,7 +414,7 @@ class Outgoing(Sink):
         self.answers.close(why)
 
     def _leave(self, reason: str) -> None:
-        session, self.session = self.session, None
+        session, self.session, self._short = self.session, None, None
         if session is not None:
             _log.debug("%s is gone: %s", self.client_id, reason)
             try:

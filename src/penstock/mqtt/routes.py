@@ -125,7 +125,8 @@ class Routes(WayCache):
         """Return the plan of a topic."""
         cached = self._young.get(topic)
         if cached is not None and cached.version == self._version:
-            return cached.plan
+            plan: Plan = cached.plan
+            return plan
         return self._refresh(topic, cached)
 
     def changed(self, filter: str) -> None:
@@ -154,12 +155,13 @@ class Routes(WayCache):
         else:
             self.misses += 1
             cached = CachedWay(self._plan(topic.decode()), self._version)
+        plan: Plan = cached.plan
         if len(topic) > LONGEST:
-            return cached.plan
+            return plan
         if len(self._young) >= self._size:
             self._young, self._old = {}, self._young
         self._young[topic] = cached
-        return cached.plan
+        return plan
 
     def _still_good(self, topic: bytes, cached: CachedWay) -> bool:
         since = self._version - cached.version

@@ -1,4 +1,4 @@
-"""WebSocket as a filter, on the sans-IO core of `websockets`: binary frames in, binary frames out.
+"""WebSocket as a filter, on the sans-IO core of `websockets` and a kernel for whole binary frames.
 
 Frames have no meaning above: many packets may come in one and a packet in many, and what a turn of the loop produced
 goes out as one.  Text is refused (MQTT 5, 6.0: a text frame closes the connection).

@@ -22,7 +22,18 @@ class Sink:
 
     def __init__(self) -> None:
         self.write: Any = None
-        self.version5, self.plain_payload = False, 0
+        self.version5, self.plain_payload, self._limit = False, 0, 0
+        self._counts: Any = None
+        self._short: WayCache | None = None
+
+    def received(self, data: bytes) -> None:
+        """Take what one read brought."""
+        if self._short is None or not relay(data, self.version5, self._limit, self._short, self._counts):
+            self.received_any(data)
+
+    def received_any(self, data: bytes) -> None:
+        """Go the long way."""
+        raise NotImplementedError
 
 
 class Outlet:
