@@ -13,10 +13,10 @@ BOTH = pytest.mark.parametrize("version", [4, 5])
 
 
 class OnlyAnn:
-    def allows(self, who: Who, action: str, topic: str) -> bool:  # noqa: ARG002
+    def allows(self, who: Who, action: str, topic: str) -> bool:
         return action != "publish" or who.client_id == "ann"
 
-    def rule(self, who: Who, action: str, topic: str) -> str:  # noqa: ARG002
+    def rule(self, who: Who, action: str, topic: str) -> str:
         return "only ann publishes"
 
 
