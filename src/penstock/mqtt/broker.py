@@ -78,6 +78,8 @@ class Broker(Dispatch):
         self.routes.clear()
         for session in self.sessions.values():
             session.permits.clear()
+        for link in self.links:
+            link._short = None  # the next read goes the long way, which asks whether there are rules
 
     def _forget_permissions(self, session: Session) -> None:
         """Ask again what a session may receive: it belongs to another user now."""

@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
+from penstock.kernel.mqttrelay import Traffic
+
 __all__ = ["Counts"]
 
 
-class Counts:
-    """Totals since the broker began."""
+class Counts(Traffic):
+    """Totals since the broker began; what came and went is counted by its kernel as well."""
 
-    __slots__ = (
-        "bytes_received",
-        "bytes_sent",
-        "connections",
-        "dropped",
-        "messages_received",
-        "messages_sent",
-        "publish_bytes_received",
-        "publish_bytes_sent",
-        "publish_received",
-        "publish_sent",
-        "refused",
-        "sessions_expired",
-    )
+    __slots__ = ("connections", "dropped", "refused", "sessions_expired")
 
     def __init__(self) -> None:
-        self.bytes_received = self.bytes_sent = 0
-        self.messages_received = self.messages_sent = 0
-        self.publish_received = self.publish_sent = 0
-        self.publish_bytes_received = self.publish_bytes_sent = 0
         self.connections = self.sessions_expired = 0
         self.dropped: dict[str, int] = {}
         self.refused: dict[str, int] = {}

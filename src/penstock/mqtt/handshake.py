@@ -38,7 +38,6 @@ class Handshake(Outgoing):
         "_connect",
         "_conversation",
         "_expiry_at_connect",
-        "_limit",
         "_method",
         "_wrote_behind",
         "identity",

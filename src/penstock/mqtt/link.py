@@ -31,6 +31,7 @@ __all__ = ["Link"]
 CutItem = Run | tuple[int, int, int, int]
 ALIAS_BYTES: Final = 1 << 20
 """Of topics that one connection may have aliases for."""
+_OPEN: Final = ConnectionState.OPEN  # looked up once: a member of an Enum is found by way of its metaclass
 _SENT_AGAIN: Final = frozenset({Kind.PUBREL, Kind.SUBSCRIBE, Kind.UNSUBSCRIBE})
 _FROM_SERVERS: Final = frozenset({Kind.CONNACK, Kind.SUBACK, Kind.UNSUBACK, Kind.PINGRESP})
 
@@ -58,8 +59,14 @@ class Link(Handshake):
         self._counts.connections += 1
         connection.set_deadline(self.broker.options.connect_seconds, absolute=True)
 
-    def received(self, data: bytes) -> None:
-        """Take what one read brought."""
+    def received_any(self, data: bytes) -> None:
+        """Take what one read brought, whatever it is; ``received`` of the kernel asks first whether it is plain."""
+        self._short = None
+        self._take_read(data)
+        if self._state is _OPEN and not self._chunks and self.broker.access is None:
+            self._short = self.broker.routes
+
+    def _take_read(self, data: bytes) -> None:
         self._counts.bytes_received += len(data)
         if self._chunks:
             self._chunks.append(data)
@@ -68,11 +75,11 @@ class Link(Handshake):
                 return
             data = b"".join(self._chunks)
             self._chunks = []
-        if self._state is ConnectionState.OPEN:
+        if self._state is _OPEN:
             items, end, need, problem = cut(data, 0, self.version5, self._limit)
             if len(items) == 1 and end == len(data):
                 run = items[0]
-                if run.__class__ is Run:  # a read of one run, as a large fleet sends: the short way
+                if run.__class__ is Run:
                     self._counts.messages_received += run.count
                     if run.plain and self.broker.access is None:
                         self._publish_plain(run, data)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import PenstockError
 from penstock.kernel.mqtt import Run, ack_run
+from penstock.kernel.mqttrelay import Sink
 from penstock.mqtt import packets as p
 from penstock.mqtt.codec import LARGEST, encode
 from penstock.mqtt.exchange import Flight
@@ -41,13 +42,12 @@ class ConnectionState(enum.Enum):
     CLOSED = "closed"
 
 
-class Outgoing:
+class Outgoing(Sink):
     """The sending half of a connection.  ``write`` is the connection's own; ``answer`` goes through the gate."""
 
     __slots__ = (
         "__weakref__",
         "_aliases_out",
-        "_counts",
         "_normal",
         "_packet_limit",
         "_problems",
@@ -61,11 +61,8 @@ class Outgoing:
         "client_id",
         "connection",
         "outstanding",
-        "plain_payload",
         "session",
         "version",
-        "version5",
-        "write",
     )
 
     def __init__(self, broker: Broker) -> None:
@@ -417,7 +414,7 @@ class Outgoing:
         self.answers.close(why)
 
     def _leave(self, reason: str) -> None:
-        session, self.session = self.session, None
+        session, self.session, self._short = self.session, None, None
         if session is not None:
             _log.debug("%s is gone: %s", self.client_id, reason)
             try:

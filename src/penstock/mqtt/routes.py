@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from penstock.kernel.mqttrelay import CachedWay, Way, WayCache
 from penstock.mqtt.topics import FilterTree, levels_match
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class Copies:
         self.tap = tap
 
 
-class Plan:
+class Plan(Way):
     """Where messages of a topic go: sessions, groups of which one member is chosen for each message, and taps."""
 
     __slots__ = ("groups", "plain", "taps", "targets")
@@ -99,27 +100,21 @@ class Plan:
         self.targets, self.groups, self.taps = targets, groups, taps
         self.plain = not groups and all(target.plain and not target.no_local for target in targets)
         """Whether everyone gets QoS 0 as it came."""
+        self.outlets = tuple(target.session for target in targets) if self.plain and not taps else None
 
 
 NOBODY: Final = Plan([], [])
 
 
-class _Cached:
-    __slots__ = ("plan", "version")
-
-    def __init__(self, plan: Plan, version: int) -> None:
-        self.plan, self.version = plan, version
-
-
-class Routes:
+class Routes(WayCache):
     """Topic → Plan.  ``allowed`` says whether a session may receive a topic; None: all of them may."""
 
     def __init__(self, tree: FilterTree[Subscription | SharedGroup | Copies], size: int = 1 << 17) -> None:
         self.allowed: Callable[[Session, str], bool] | None = None
         self.hits = self.misses = 0
         self._tree, self._size = tree, size
-        self._young: dict[bytes, _Cached] = {}
-        self._old: dict[bytes, _Cached] = {}
+        self._young: dict[bytes, CachedWay] = {}
+        self._old: dict[bytes, CachedWay] = {}
         self._version = 0
         self._noted: list[list[str]] = []
         self._plans: dict[
@@ -130,7 +125,8 @@ class Routes:
         """Return the plan of a topic."""
         cached = self._young.get(topic)
         if cached is not None and cached.version == self._version:
-            return cached.plan
+            plan: Plan = cached.plan
+            return plan
         return self._refresh(topic, cached)
 
     def changed(self, filter: str) -> None:
@@ -150,7 +146,7 @@ class Routes:
         """Forget everything: the rules of who may receive what have changed."""
         self._young, self._old = {}, {}
 
-    def _refresh(self, topic: bytes, cached: _Cached | None) -> Plan:
+    def _refresh(self, topic: bytes, cached: CachedWay | None) -> Plan:
         if cached is None:
             cached = self._old.get(topic)
         if cached is not None and self._still_good(topic, cached):
@@ -158,15 +154,16 @@ class Routes:
             cached.version = self._version
         else:
             self.misses += 1
-            cached = _Cached(self._plan(topic.decode()), self._version)
+            cached = CachedWay(self._plan(topic.decode()), self._version)
+        plan: Plan = cached.plan
         if len(topic) > LONGEST:
-            return cached.plan
+            return plan
         if len(self._young) >= self._size:
             self._young, self._old = {}, self._young
         self._young[topic] = cached
-        return cached.plan
+        return plan
 
-    def _still_good(self, topic: bytes, cached: _Cached) -> bool:
+    def _still_good(self, topic: bytes, cached: CachedWay) -> bool:
         since = self._version - cached.version
         if since > NOTED or since > len(self._noted):
             return False

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from penstock.kernel.mqtt import Run
+from penstock.kernel.mqttrelay import Outlet
 from penstock.mqtt.exchange import Exchange, Flight
 from penstock.mqtt.packets import Will
 from penstock.mqtt.routes import Subscription
@@ -97,20 +98,18 @@ class Budget:
         self.queued_bytes = self.queued_messages = 0
 
 
-class Session:
+class Session(Outlet):
     """The state of one client id."""
 
     __slots__ = (
         "budget",
         "client_id",
         "connected_at",
-        "delivered",
         "dropped",
         "drops",
         "exchange",
         "expires_at",
         "expiry",
-        "link",
         "number",
         "options",
         "owed",
@@ -118,7 +117,6 @@ class Session:
         "queue",
         "queued_bytes",
         "queued_messages",
-        "ready",
         "received",
         "replays",
         "resend",

@@ -14,22 +14,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
 from penstock.errors import OptionsError, PenstockError
+from penstock.kernel import turns as kernel
 from penstock.net.turns import LoopTurns
 
 __all__ = ["Connection", "ConnectionOptions", "Core", "ByteFilter", "Peer"]
 
 _log = logging.getLogger(__name__)
-
-_JOINED: Final = 64 << 10
-"""Up to here chunks are copied into one; longer ones are handed to the loop as they are."""
-
-_SHORT: Final = 8 << 10
-"""Chunks shorter than this on average are copied as well: the loop takes far longer over thousands of small ones."""
 
 
 class Peer(msgspec.Struct, frozen=True):
@@ -119,7 +114,7 @@ class ConnectionOptions(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
-class Connection(asyncio.Protocol):
+class Connection(kernel.Wire, asyncio.Protocol):
     """One connection of a server or a client; made by ``listen`` and ``dial``.
 
     >>> class Greeter:
@@ -142,9 +137,7 @@ class Connection(asyncio.Protocol):
     """
 
     __slots__ = (
-        "_closing", "_core", "_counts_from", "_deadline", "_filters", "_last_read", "_lost", "_make_core",
-        "_opened", "_options", "_out", "_pending", "_queued", "_reading", "_reason", "_receive", "_slow", "_transport",
-        "_turns", "peer",
+        "_core", "_counts_from", "_deadline", "_make_core", "_opened", "_options", "_reading", "_reason", "peer",
     )  # fmt: skip
 
     def __init__(
@@ -154,22 +147,18 @@ class Connection(asyncio.Protocol):
         options: ConnectionOptions,
         filters: Sequence[ByteFilter] = (),
     ) -> None:
+        super().__init__(turns, options.high_water_bytes)
         self.peer = Peer("", "", "")
         self._make_core = make_core
         self._core: Core  # made when the handshakes are done: who is not let in costs none
-        self._turns = turns
         self._options = options
         self._filters: tuple[ByteFilter, ...] = tuple(filters)
-        self._transport: Any = None
         self._receive: Callable[[bytes], None] = self._ignore
-        self._out: list[bytes | memoryview] = []
-        self._pending = 0
-        self._queued = self._opened = self._closing = self._lost = self._slow = False
+        self._opened = False
         self._reading = True
         self._reason: str | None = None
         self._deadline: float | None = None
         self._counts_from: float | None = None
-        self._last_read = 0.0
 
     # --- What a core calls
 
@@ -182,30 +171,6 @@ class Connection(asyncio.Protocol):
     def is_closing(self) -> bool:
         """Whether the core will hear nothing more but ``closed``."""
         return self._closing
-
-    def write(self, data: bytes | memoryview) -> None:
-        """Send ``data`` at the end of this turn of the loop; it must not change afterwards."""
-        if self._closing:
-            return
-        self._out.append(data)
-        self._pending += len(data)
-        if not self._queued:
-            self._queued = True
-            self._turns.flush_later(self)
-        elif self._pending > self._options.high_water_bytes:
-            self.flush()
-
-    def write_many(self, chunks: Sequence[bytes | memoryview]) -> None:
-        """Send chunks one after the other; one write with everything else of this turn."""
-        if self._closing:
-            return
-        self._out += chunks
-        self._pending += sum(map(len, chunks))
-        if not self._queued:
-            self._queued = True
-            self._turns.flush_later(self)
-        elif self._pending > self._options.high_water_bytes:
-            self.flush()
 
     def pause_reading(self) -> None:
         """Read nothing more for now: the peer is held back by its own operating system."""
@@ -287,29 +252,6 @@ class Connection(asyncio.Protocol):
         else:
             self._guard(self._core.expired)
 
-    def flush(self) -> None:
-        """Hand what was written to the loop."""
-        self._queued = False
-        out = self._out
-        if not out or self._lost:
-            return
-        pending, self._out, self._pending = self._pending, [], 0
-        transport = self._transport
-        if self._filters:
-            try:
-                transport.write(self._through_filters(b"".join(out)))
-            except PenstockError as exc:
-                self.abort(str(exc))
-                return
-        elif len(out) == 1:
-            transport.write(out[0])
-        elif pending <= _JOINED or pending < _SHORT * len(out):
-            transport.write(b"".join(out))
-        else:
-            transport.writelines(out)
-        if self._slow:
-            self._check_bound()
-
     # --- What asyncio calls
 
     def connection_made(self, transport: Any) -> None:
@@ -330,24 +272,6 @@ class Connection(asyncio.Protocol):
             self._receive = self._receive_filtered
         else:
             self._open()
-
-    def data_received(self, data: bytes) -> None:
-        """Take what one read brought."""
-        turns = self._turns
-        self._last_read = now = turns.time()
-        if now != turns.read_at:
-            turns.read_at, turns.gathers = now, False
-        self._queued = True  # answers to this very read leave at its end: they need not wait for other connections
-        try:
-            self._receive(data)
-            if self._out:
-                self.flush()
-            else:
-                self._queued = False
-        except Exception as exc:  # noqa: BLE001  (a fault of a core must not reach the loop or another connection)
-            self._failed(exc)
-        if not turns.gathers:
-            turns.read_ended()
 
     def eof_received(self) -> bool:
         """Close as well: the peer sends nothing more."""
@@ -443,10 +367,14 @@ class Connection(asyncio.Protocol):
         self._opened = True
         self._core.opened(self)
 
-    def _through_filters(self, data: bytes) -> bytes:
-        for layer in reversed(self._filters):
-            data = layer.send(data)
-        return data
+    def _send_filtered(self, out: list[bytes | memoryview]) -> None:
+        try:
+            data = b"".join(out)
+            for layer in reversed(self._filters):
+                data = layer.send(data)
+            self._transport.write(data)
+        except PenstockError as exc:
+            self.abort(str(exc))
 
     def _say_goodbye(self) -> None:
         for depth in reversed(range(len(self._filters))):

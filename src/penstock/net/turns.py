@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
+from penstock.kernel import turns as kernel
 from penstock.net.deadlines import Slots
 
 __all__ = ["LoopTurns"]
@@ -20,42 +21,17 @@ class Timed(Protocol):
     def __hash__(self) -> int: ...
 
 
-class LoopTurns:
+class LoopTurns(kernel.Turns):
     """What connections of one loop share: the flush at the end of a turn, and one timer for all deadlines."""
 
-    __slots__ = ("_loop", "_slots", "_timer", "_timer_at", "_waiting", "gathers", "read_at", "time")
+    __slots__ = ("_loop", "_slots", "_timer", "_timer_at")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop)
         self._loop = loop
-        self.time = loop.time
-        self._waiting: list[Timed] = []
         self._slots: Slots[Timed] = Slots()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
-        self.read_at = 0.0
-        """When a socket was read last: the loop's time stands still within a pass of it, and counts milliseconds."""
-        self.gathers = True
-        """Whether what is written waits for the end of the turn; not during the first read of a millisecond."""
-
-    def flush_later(self, connection: Timed) -> None:
-        """Flush a connection when this turn of the loop has run; called once a turn by each that wrote."""
-        if self.gathers and not self._waiting:
-            self._loop.call_soon(self._flush)
-        self._waiting.append(connection)
-
-    def read_ended(self) -> None:
-        """Write at once what the first read of a millisecond caused: a lone message does not wait for a turn to end.
-
-        Under load there are more reads in that time; theirs is gathered, for all of them in one write.
-        """
-        self.gathers = True
-        if self._waiting:
-            self._flush()
-
-    def _flush(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for connection in waiting:
-            connection.flush()
 
     def look_at(self, connection: Timed, due: float) -> None:
         """Look at a connection's deadline at ``due``, or sooner where that was asked for already."""

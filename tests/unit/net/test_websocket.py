@@ -13,6 +13,7 @@ import websockets
 from mqtt_statements import statement
 from net_use import RUNNER_NAMES, RUNNERS, Cores, Noting, eventually, open_raw
 from websockets.asyncio.client import connect
+from websockets.frames import Frame, Opcode
 
 from penstock.errors import ProtocolError
 from penstock.net import (
@@ -178,5 +179,101 @@ def test_many_frames_in_one_read_are_one_batch(runner: Any) -> None:
             core.connection.resume_reading()
             await core.gets(b"".join(b"%02d" % number for number in range(100)))
             assert core.words.count("received") < 100
+
+    runner(main())
+
+
+REQUEST = (
+    b"GET / HTTP/1.1\r\nHost: h\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+)
+
+
+def masked(opcode: Opcode, data: bytes, fin: bool = True) -> bytes:
+    return Frame(opcode, data, fin).serialize(mask=True)
+
+
+def test_frames_that_come_with_the_request_are_read(runner: Any) -> None:
+    async def main() -> None:
+        async with await listen([endpoint()], cores := Cores(Echo)) as listeners:
+            reader, writer = await open_raw(listeners.addresses["ws"])
+            writer.write(REQUEST + masked(Opcode.BINARY, b"early") + masked(Opcode.BINARY, b"bird")[:3])
+            core = await cores.nth()
+            await core.gets(b"early")
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 101")
+            assert await reader.readexactly(7) == b"\x82\x05early"
+            writer.close()
+
+    runner(main())
+
+
+@pytest.mark.parametrize("size", [0, 125, 126, 65_535, 65_536, 300_000])
+def test_a_message_of_any_length_comes_back_as_one_frame(runner: Any, size: int) -> None:
+    async def main() -> None:
+        async with (
+            await listen([endpoint()], cores := Cores()) as listeners,
+            connect(f"ws://{listeners.addresses['ws']}/", max_size=None) as socket,
+        ):
+            core, sent = await cores.nth(), os.urandom(size)
+            await socket.send(sent)
+            await socket.send(b".")
+            await core.gets(sent + b".")
+            core.connection.write(sent + b"!")
+            assert await socket.recv() == sent + b"!"
+
+    runner(main())
+
+
+def test_a_ping_between_the_fragments_of_a_message_is_answered(runner: Any) -> None:
+    async def main() -> None:
+        async with await listen([endpoint()], cores := Cores()) as listeners:
+            reader, writer = await open_raw(listeners.addresses["ws"])
+            writer.write(REQUEST)
+            await reader.readuntil(b"\r\n\r\n")
+            stream = (
+                masked(Opcode.BINARY, b"ab", fin=False) + masked(Opcode.PING, b"there?") + masked(Opcode.CONT, b"cd")
+                + masked(Opcode.BINARY, b"ef")
+            )  # fmt: skip
+            for at in range(len(stream)):  # whatever the cut
+                writer.write(stream[at : at + 1])
+                await asyncio.sleep(0)
+            core = await cores.nth()
+            await core.gets(b"abcdef")
+            assert await reader.readexactly(8) == b"\x8a\x06there?"
+            writer.close()
+
+    runner(main())
+
+
+@pytest.mark.parametrize(
+    ("frames", "reason"),
+    [
+        (Frame(Opcode.BINARY, b"bare").serialize(mask=False), "incorrect masking"),
+        (b"\xc2\x80\0\0\0\0", "reserved bits"),
+        (b"\x83\x80\0\0\0\0", "invalid opcode"),
+        (masked(Opcode.CONT, b"x"), "unexpected continuation"),
+        (masked(Opcode.BINARY, b"x", fin=False) + masked(Opcode.BINARY, b"y"), "expected a continuation"),
+        (b"\x89\xfe\x00\x7e" + bytes(4 + 126), "control frame too long"),
+        (b"\x09\x80\0\0\0\0", "fragmented control frame"),
+        (b"\x82\xff" + b"\xff" * 8, "exceeds"),
+        (b"\x82\xfe\x03\xe9", "exceeds"),
+        (masked(Opcode.BINARY, bytes(900), fin=False) + masked(Opcode.CONT, bytes(101)), "exceeds"),
+        (masked(Opcode.TEXT, b"words"), "a text frame"),
+        (masked(Opcode.CLOSE, b"\x03"), "close frame too short"),
+    ],
+)
+def test_a_frame_that_is_wrong_ends_the_connection_with_the_reason(runner: Any, frames: bytes, reason: str) -> None:
+    async def main() -> None:
+        async with await listen([endpoint(max_frame_bytes=1000)], cores := Cores()) as listeners:
+            reader, writer = await open_raw(listeners.addresses["ws"])
+            writer.write(REQUEST)
+            core = await cores.nth()
+            writer.write(masked(Opcode.BINARY, b"good") + frames)
+            assert reason in await core.hears("closed")
+            writer.close()
+            try:
+                await reader.read()
+            except ConnectionResetError:
+                pass
 
     runner(main())
