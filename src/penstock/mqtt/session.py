@@ -90,10 +90,12 @@ class Drop(msgspec.Struct, frozen=True):
 class Budget:
     """What waits for all sessions of a broker together."""
 
-    __slots__ = ("limit", "most_messages", "queued_bytes", "queued_messages")
+    __slots__ = ("limit", "most_messages", "queued_bytes", "queued_messages", "waiting")
 
     def __init__(self, limit: int, most_messages: int) -> None:
         self.limit, self.most_messages = limit, most_messages
+        self.waiting: set[Session] = set()
+        """The sessions that something waits for."""
         self.queued_bytes = self.queued_messages = 0
 
 
@@ -218,11 +220,15 @@ class Session:
         self.replays.clear()
 
     def _count(self, waiting: Waiting, sign: int) -> None:
-        count, size = sign * waiting.count, sign * waiting.size
+        count, size, before = sign * waiting.count, sign * waiting.size, self.queued_messages
         self.queued_messages += count
         self.queued_bytes += size
         self.budget.queued_messages += count
         self.budget.queued_bytes += size
+        if not before:
+            self.budget.waiting.add(self)
+        elif not self.queued_messages:
+            self.budget.waiting.discard(self)
 
     @property
     def all_dropped(self) -> int:

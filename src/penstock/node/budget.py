@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import heapq
 import logging
 import math
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final, Literal
 
@@ -53,6 +55,8 @@ _session_loss = REGISTRY.gauge(
 )
 
 MOST_SESSIONS: Final = 20
+MOST_OF_A_CORE: Final = 0.002
+"""How much of a processor the walks through the data directory may take, unless a level is about to change."""
 WEIGHT: Final = 0.3
 """How much the newest difference counts in a trend."""
 Level = Literal["ok", "alarm", "sacrifice", "full"]
@@ -143,6 +147,7 @@ class BudgetPart:
         self._stop = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._growth = Trend()
+        self._walk = (0, 0, 0.0)  # what the last walk found used and free, and when the next one is due
         self._margins: dict[tuple[str, str], Trend] = {}
         self._sessions: dict[str, Trend] = {}
         self.level: Level = "ok"
@@ -166,7 +171,7 @@ class BudgetPart:
                 async with asyncio.timeout(self._config().disk.look_seconds):
                     await self._stop.wait()
                     return
-            await self.look()
+            await self.look(again=True)
 
     async def ready(self) -> None:
         """Return at once."""
@@ -208,10 +213,19 @@ class BudgetPart:
 
     # --- A look
 
-    async def look(self) -> None:
-        """Measure, foretell, and act."""
-        config = self._config()
-        self.used, self.free = await in_disk_thread(_measure, config.data)
+    async def look(self, *, again: bool = False) -> None:
+        """Measure, foretell, and act.
+
+        When it looks ``again`` and a walk through all files would cost too much, what the disk has less free than at
+        the last one counts as used; a walk is made all the same before a level is left or reached by such a guess.
+        """
+        config, now = self._config(), self._clock.monotonic()
+        guess = await in_disk_thread(self._guess, config.data) if again and now < self._walk[2] else None
+        if guess is not None and level_of(config.disk, *guess)[0] == self.level != "full":
+            self.used, self.free = guess
+        else:
+            self.used, self.free, cost = await in_disk_thread(_measure, config.data)
+            self._walk = self.used, self.free, now + cost / MOST_OF_A_CORE
         self._growth.note(self._clock.monotonic(), self.used)
         before, (self.level, self.budget) = self.level, level_of(config.disk, self.used, self.free)
         if LEVELS.index(self.level) > LEVELS.index(before):
@@ -233,6 +247,12 @@ class BudgetPart:
         _full_in.set(self._growth.reaches(self.budget))
         _level.set(LEVELS.index(self.level))
 
+    def _guess(self, data: str) -> tuple[int, int]:
+        """Return what is used, if what the disk has less free since the last walk was used here, and what is free."""
+        used, before, _ = self._walk
+        free = shutil.disk_usage(data).free
+        return max(0, used + before - free), free
+
     async def _sacrifice(self, config: NodeConfig) -> None:
         """Drop the oldest segments, of the channel with the highest number first, until there is room."""
         wanted = int(self.budget * config.disk.sacrifice_at)
@@ -242,7 +262,7 @@ class BudgetPart:
                 self.sacrificed += 1
                 _sacrificed.add(channel=channel.name)
                 _log.warning("disk: the oldest segment of channel %s was given up", channel.name)
-                self.used, self.free = await in_disk_thread(_measure, config.data)
+                self.used, self.free, _ = await in_disk_thread(_measure, config.data)
         self.level, self.budget = level_of(config.disk, self.used, self.free)
 
     async def _drop_oldest(self, options: NodeChannelOptions, data: str) -> bool:
@@ -275,14 +295,13 @@ class BudgetPart:
         if not isinstance(part, MqttServer) or not part.health().state.serves:
             return
         now, limit = self._clock.monotonic(), part.options.broker.max_queued_messages
-        waiting = [one for one in part.broker.sessions.values() if one.queued_messages]
-        waiting.sort(key=lambda one: -one.queued_messages)
-        names = {one.client_id for one in waiting[:MOST_SESSIONS]}
+        waiting = heapq.nlargest(MOST_SESSIONS, part.broker.budget.waiting, key=lambda one: one.queued_messages)
+        names = {one.client_id for one in waiting}
         for name in set(self._sessions) - names:
             del self._sessions[name]
         self.sessions = []
         losses: dict[tuple[str, ...], float] = {}
-        for one in waiting[:MOST_SESSIONS]:
+        for one in waiting:
             trend = self._sessions.setdefault(one.client_id, Trend())
             trend.note(now, one.queued_messages)
             seconds = trend.reaches(limit)
@@ -300,8 +319,9 @@ def _finite(seconds: float) -> float | None:
     return None if math.isinf(seconds) else round(seconds, 1)
 
 
-def _measure(data: str) -> tuple[int, int]:
-    """Return the bytes below a folder, as they lie on the disk, and what is free there."""
+def _measure(data: str) -> tuple[int, int, float]:
+    """Return the bytes below a folder, as they lie on the disk, what is free there, and the processor time it took."""
+    began = time.thread_time()
     used, folders = 0, [data]
     while folders:
         try:
@@ -314,7 +334,7 @@ def _measure(data: str) -> tuple[int, int]:
                             folders.append(entry.path)
         except FileNotFoundError:
             continue
-    return used, shutil.disk_usage(data).free
+    return used, shutil.disk_usage(data).free, time.thread_time() - began
 
 
 def _drop_oldest(writer: Any) -> bool:
