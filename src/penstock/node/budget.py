@@ -16,7 +16,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final, Literal
 
 import msgspec
@@ -49,6 +49,9 @@ _sacrificed = REGISTRY.counter(
 )
 _loss_in = REGISTRY.gauge(
     "channel_loss_seconds", "when retention takes what a consumer has not read", labels=("channel", "consumer")
+)
+_channel_full_in = REGISTRY.gauge(
+    "channel_full_seconds", "when a channel has max_messages, and retention begins to take records", labels=("channel",)
 )
 _session_loss = REGISTRY.gauge(
     "session_loss_seconds", "when the queue of an absent session is full; the twenty nearest", labels=("session",)
@@ -126,6 +129,20 @@ class Consumer(msgspec.Struct, frozen=True):
     """None: never, as things go now."""
 
 
+class ChannelRoom(msgspec.Struct, frozen=True):
+    """How far a channel is from its bound; from there on each new record costs the oldest.
+
+    >>> ChannelRoom("readings", 90, 100, 5.0).seconds
+    5.0
+    """
+
+    channel: str
+    records: int
+    limit: int
+    seconds: float | None
+    """None: never, as things go now; 0: it is there."""
+
+
 class BudgetPart:
     """Watches the disk; see penstock.lifecycle.Part.
 
@@ -153,6 +170,8 @@ class BudgetPart:
         self.level: Level = "ok"
         self.used = self.free = self.budget = 0
         self.sacrificed = 0
+        self._records: dict[str, Trend] = {}
+        self.channels: list[ChannelRoom] = []
         self.consumers: list[Consumer] = []
         self.sessions: list[dict[str, Any]] = []
 
@@ -207,6 +226,7 @@ class BudgetPart:
             "free_bytes": self.free,
             "full_seconds": _finite(self._growth.reaches(self.budget)),
             "sacrificed_segments": self.sacrificed,
+            "channels": self.channels,
             "consumers": self.consumers,
             "sessions": self.sessions,
         }
@@ -238,7 +258,8 @@ class BudgetPart:
         broker = self._part("mqtt")
         if isinstance(broker, MqttServer) and broker.kept is not None:
             broker.kept.journal.refusal = self._words() if self.level == "full" else ""
-        margins = await in_disk_thread(lambda: list(_margins(config)))
+        spans, margins = await in_disk_thread(_spans_and_margins, config)
+        self._look_at_channels(spans)
         self._foretell(margins)
         self._look_at_sessions()
         _used.set(self.used)
@@ -289,6 +310,19 @@ class BudgetPart:
             del self._margins[key]
         self.consumers = found
         _loss_in.replace(losses)
+
+    def _look_at_channels(self, spans: list[tuple[str, int, int]]) -> None:
+        now, found = self._clock.monotonic(), []
+        fulls: dict[tuple[str, ...], float] = {}
+        for channel, records, limit in spans:
+            trend = self._records.setdefault(channel, Trend())
+            trend.note(now, records)
+            fulls[channel,] = seconds = trend.reaches(limit)
+            found.append(ChannelRoom(channel, records, limit, _finite(seconds)))
+        for channel in set(self._records) - {one.channel for one in found}:
+            del self._records[channel]
+        self.channels = found
+        _channel_full_in.replace(fulls)
 
     def _look_at_sessions(self) -> None:
         part = self._part("mqtt")
@@ -364,15 +398,23 @@ def _drop_in_closed(options: NodeChannelOptions, data: str) -> bool:
         return False
 
 
-def _margins(config: NodeConfig) -> Iterator[tuple[str, str, int, int | None]]:
-    """Yield (channel, consumer, records behind, records until retention takes unread ones or None)."""
+Span = tuple[str, int, int]
+"""A channel, how many records it has, and how many it may have."""
+Margin = tuple[str, str, int, int | None]
+"""A channel, a consumer, records behind, records until retention takes unread ones or None."""
+
+
+def _spans_and_margins(config: NodeConfig) -> tuple[list[Span], list[Margin]]:
+    """Return where the channels of the configuration are, and their consumers."""
+    spans: list[Span] = []
+    margins: list[Margin] = []
     for channel in config.channel:
         path = channel.path(config.data)
         if channel.format != "messagelog" or disk_for(path).stat(path) is None:
             continue
         try:
             with open_log(path) as log:
-                end = log.next_position
+                first, end = log.first_position, log.next_position
             cursors = sidecar_of(disk_for(path), path).cursors()
         except (PenstockError, OSError):
             continue
@@ -382,4 +424,7 @@ def _margins(config: NodeConfig) -> Iterator[tuple[str, str, int, int | None]]:
                     cursors[f"fold:{fold.name}"] = store.cursor().token.as_int() or 1
         for name, cursor in sorted(cursors.items()):
             margin = None if not channel.max_messages else cursor - (end - channel.max_messages)
-            yield channel.name, name, max(0, end - cursor), margin
+            margins.append((channel.name, name, max(0, end - cursor), margin))
+        if channel.max_messages:
+            spans.append((channel.name, end - first, channel.max_messages))
+    return spans, margins
