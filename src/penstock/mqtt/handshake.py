@@ -198,7 +198,7 @@ class Handshake(Outgoing):
             self.answers.call(self._connack_left)
         _log.debug("%s is connected from %s", self.client_id, self.address)
         if present:
-            session.resend.extend(session.exchange.flights)
+            session.resend.extend(reversed(session.exchange.flights))
         self.pump()
         self._go_on()
 

@@ -26,6 +26,8 @@ __all__ = ["Session", "Budget", "Waiting", "Drop", "NEVER"]
 
 NEVER: Final = 0xFFFFFFFF
 """A session expiry of this many seconds is none."""
+MOST_DROPS: Final = 16
+"""How many drops a session remembers."""
 
 
 class Waiting:
@@ -148,14 +150,15 @@ class Session:
         """Packet ids of QoS 2 messages that were taken and not released yet."""
         self.queue: deque[Waiting] = deque()
         self.queued_messages = self.queued_bytes = 0
-        self.resend: deque[Flight] = deque()
-        self.replays: deque[Iterator[tuple[Run, int, bytes]]] = deque()
+        self.resend: list[Flight] = []  # an empty deque is as large as everything else here
+        """What was under way when a connection ended, the first of it last."""
+        self.replays: list[Iterator[tuple[Run, int, bytes]]] = []
         """Retained messages that follow a subscription, with QoS and subscription identifiers."""
         self.delivered = 0
         self.owed = 0
         """Messages that a journal has counted as its own and that are neither acknowledged nor lost."""
         self.dropped: dict[str, int] = {}
-        self.drops: deque[Drop] = deque(maxlen=16)
+        self.drops: list[Drop] = []
         self.permits: dict[bytes, bool] = {}
 
     def __hash__(self) -> int:
@@ -244,3 +247,4 @@ class Session:
             self.drops[-1] = Drop(when, name, last.count + count, reason)
         else:
             self.drops.append(Drop(when, name, count, reason))
+            del self.drops[:-MOST_DROPS]
