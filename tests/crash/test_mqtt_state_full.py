@@ -218,6 +218,21 @@ def test_a_subscriber_may_ask_again_for_what_it_has_and_end_its_session() -> Non
     world.kept.close()
 
 
+def test_a_budget_that_refuses_messages_lets_a_subscriber_fetch_them() -> None:
+    world = FullWorld("interval")
+    world.leave_behind("sub")
+    publisher, _ = world.connect("pub")
+    assert world.publish(publisher, 100) == 0
+    files = world.kept.journal.log.files
+    world.kept.journal.refusal = "90 of 90 bytes are used"
+    assert world.publish(publisher, 1) == Reason.QUOTA_EXCEEDED
+    assert world.connect("new")[1].reason == Reason.QUOTA_EXCEEDED
+    world.fetch("sub")
+    assert world.got == world.acked
+    world.until(lambda: world.kept.journal.log.files < files, passes=1.0)
+    world.kept.close()
+
+
 def test_who_publishes_from_within_is_told_to_try_again_and_loses_nothing() -> None:
     world = FullWorld()
     inlet = Inlet(world.kept.broker, "feed:alerts")
