@@ -90,6 +90,7 @@ def main() -> None:
         with open(config, "w", encoding="utf-8") as file:
             file.write("[mqtt.limits]\nmax_per_address = 100000\n")
         process, ready, empty = serve(data, config)
+        empty_busy, empty_memory = processor_seconds(process.pid), resident_mib(process.pid)
         for number in range(options.channels):
             with IngestWriter(data, f"channel-{number}") as writer:
                 writer.append(b"one")
@@ -101,11 +102,11 @@ def main() -> None:
         busy = (processor_seconds(process.pid) - before) / (time.monotonic() - began)
         memory = resident_mib(process.pid)
         stop(process)
-    print("| node | start, s | idle, % of a core | resident, MiB |")
-    print("|---|---|---|---|")
-    print(f"| new | {empty:.1f} | | |")
+    print("| node | start, s | start, processor s | idle, % of a core | resident, MiB |")
+    print("|---|---|---|---|---|")
+    print(f"| new | {empty:.1f} | {empty_busy:.1f} | | {empty_memory:.0f} |")
     what = f"{options.channels:,} channels, {options.sessions:,} sessions"
-    print(f"| {what} | {full:.1f} | {100 * busy:.1f} | {memory:.0f} |")
+    print(f"| {what} | {full:.1f} | {before:.1f} | {100 * busy:.2f} | {memory:.0f} |")
 
 
 if __name__ == "__main__":

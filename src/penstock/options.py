@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import difflib
+import functools
 import inspect
 import linecache
 import sys
@@ -64,7 +65,7 @@ def options_from(kind: type[T], options: T | None, given: Mapping[str, Any]) -> 
 
 def _check_types(kind: type[Any], given: Mapping[str, Any]) -> None:
     """Refuse a value whose type is not the one its field of a dataclass names."""
-    types = _plain_types(kind)
+    types = _plain_types(kind)  # type: ignore[arg-type]  # a class can be hashed
     for name, value in given.items():
         plain = value.item() if type(value).__module__ == "numpy" else value  # a number out of an array
         try:
@@ -73,6 +74,7 @@ def _check_types(kind: type[Any], given: Mapping[str, Any]) -> None:
             raise OptionsError(f"{name}={value!r}: {exc}") from None
 
 
+@functools.cache
 def _plain_types(kind: type[Any]) -> dict[str, Any]:
     """Return the types of fields that are numbers, texts or bytes; the class looks at others."""
     try:

@@ -318,11 +318,15 @@ class PatientDevice(Device):
 class KeptWorld:
     """A broker on a faulty disk, and how it ends."""
 
-    def __init__(self, fleet: Fleet, sync: Any = "always", segment_bytes: int = 16 << 10) -> None:
+    def __init__(
+        self, fleet: Fleet, sync: Any = "always", segment_bytes: int = 16 << 10, reserve: int = 64 << 10
+    ) -> None:
         self.fleet, self.random = fleet, fleet.random
         self.disk = FaultyDisk(MemoryDisk())
         self.clock = FakeClock()
-        self.options = PersistenceOptions(sync=sync, segment_bytes=segment_bytes, checkpoint_seconds=1e9)
+        self.options = PersistenceOptions(
+            sync=sync, segment_bytes=segment_bytes, checkpoint_seconds=1e9, reserve_bytes=reserve
+        )
         self.dead = False
         self.fault: tuple[tuple[str, ...], tuple[int, str]] | None = None
         self.left = -1

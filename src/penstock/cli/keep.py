@@ -76,18 +76,19 @@ def erase(
 ) -> None:
     """Erase what belongs to a key.
 
-    In folds and retained messages, with --logs in logs, with --lake in tables. Backups and shipped segments are not
-    touched.
+    In folds, buckets and retained messages, with --logs in logs, with --lake in tables. Backups and shipped segments
+    are not touched; they are named as not erased.
     """
     import os
 
-    from penstock.node.erase import Erased, erase_key
+    from penstock.node.erase import Erased, erase_key, left_behind
     from penstock.node.node import hold_data
 
     if not os.path.isdir(data):
         raise OptionsError(f"{data}: there is no such data directory")
     with hold_data(data):
         found = erase_key(data, key, logs=logs, topics=topic or ())
+        left = left_behind(data, logs=logs)
     for table in lake or ():
         import deltalake
 
@@ -98,3 +99,8 @@ def erase(
             emit_json(one)
         else:
             stderr.print(f"{one.place}: {one.count} erased", soft_wrap=True)
+    for other in left:
+        if json:
+            emit_json(other)
+        else:
+            stderr.print(f"{other.place}: not erased: {other.left}", soft_wrap=True)

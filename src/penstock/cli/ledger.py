@@ -166,6 +166,9 @@ def _screen(found: dict[str, Any], address: str) -> Any:
         ok = "" if seam["ok"] else "does not add up"
         numbers = [f"{number:,}" for number in (seam["came"], seam["went"], seam["waiting"], lost)]
         seams.add_row(Text(seam["seam"]), *numbers, ok)
+    fills = Table("channel", "records", "of", "time to full", box=None)
+    for one in disk.get("channels", []):
+        fills.add_row(Text(one["channel"]), f"{one['records']:,}", f"{one['limit']:,}", span(one["seconds"]))
     losses = Table("consumer", "behind", "time to loss", box=None)
     for one in disk.get("consumers", []):
         losses.add_row(Text(f"{one['channel']} {one['consumer']}"), f"{one['behind']:,}", span(one["seconds"]))
@@ -177,7 +180,7 @@ def _screen(found: dict[str, Any], address: str) -> Any:
             f"disk {disk['level']}: {disk['used_bytes'] / 1e6:,.1f} of {disk['budget_bytes'] / 1e6:,.1f} MB, "
             f"full {'in ' if disk['full_seconds'] is not None else ''}{span(disk['full_seconds'])}"
         )
-    return Group(parts, used, seams, losses)
+    return Group(parts, used, seams, *([fills] if fills.row_count else []), losses)
 
 
 def span(seconds: float | None) -> str:

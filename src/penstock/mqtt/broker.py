@@ -121,6 +121,7 @@ class Broker(Dispatch):
         session.username, session.expiry, session.expires_at = username, expiry, None
         session.will, session.will_at = connect.will, None
         session.permits.clear()
+        self.connected += session.link is None
         session.link, session.connected_at = link, self.clock.monotonic()
         session.ready = True
         if self.journal.keeps:
@@ -135,6 +136,7 @@ class Broker(Dispatch):
         if session.link is not link:
             return
         session.link, session.ready = None, False
+        self.connected -= 1
         session.resend.clear()
         session.replays.clear()
         now = self.clock.monotonic()
@@ -210,8 +212,6 @@ class Broker(Dispatch):
             return Reason.QUOTA_EXCEEDED
         if not self.may(session, "subscribe", name):
             return Reason.NOT_AUTHORIZED
-        if self.journal.trouble and session.persistent:
-            return Reason.QUOTA_EXCEEDED
         subscription = Subscription(
             session,
             name,
@@ -222,13 +222,16 @@ class Broker(Dispatch):
             wanted.retain_handling,
             identifier,
         )
+        replays = group is None and (wanted.retain_handling == 0 or (wanted.retain_handling == 1 and old is None))
+        kept = self.retained.match(name) if replays else None
+        if self.journal.full and session.persistent:  # who only asks again for what is kept is told that it is
+            same = old is not None and old.options == subscription.options
+            return wanted.qos if same and not kept else Reason.QUOTA_EXCEEDED
         self.add(subscription)
         if session.persistent and self.journal.keeps:
             self.journal.subscribed(subscription)
-        if group is None and (wanted.retain_handling == 0 or (wanted.retain_handling == 1 and old is None)):
-            kept = self.retained.match(name)
-            if kept:
-                session.replays.append(self._replay(subscription, kept))
+        if kept:
+            session.replays.append(self._replay(subscription, kept))
         return wanted.qos
 
     def add(self, subscription: Subscription, *, first: bool = False) -> None:

@@ -47,6 +47,8 @@ class Dispatch(Agenda):
         self.journal = journal
         self.counts = Counts()
         self.sessions: dict[str, Session] = {}
+        self.connected = 0
+        """How many of them have a connection."""
         self.retained = RetainedMessages()
         self.on_retained: list[Callable[[bytes], None]] = []
         """Called with a topic whose retained message came, changed or went."""
@@ -310,7 +312,7 @@ class Dispatch(Agenda):
 
     def drop_late(self) -> None:
         """Drop from the front of every queue what has waited for too long or has expired."""
-        for session in list(self.sessions.values()):
+        for session in list(self.budget.waiting):
             while session.queue and self.drop_if_late(session, session.queue[0]):
                 session.dequeue()
 
@@ -328,11 +330,12 @@ class Dispatch(Agenda):
         if not self.is_retainable(run.topic):
             self.count_drop("too many levels", 1)
             return
-        if self.journal.trouble and not run.topic.startswith(b"$SYS/"):
-            self.count_drop("disk", 1)
-            return
         if run.count > 1:
             run = run.split(run.count - 1)[1]
+        lacks = self.journal.full if run.payload_bytes else self.journal.trouble  # to remove one makes room
+        if lacks and not run.topic.startswith(b"$SYS/"):
+            self.count_drop("disk", 1)
+            return
         if run.payload_bytes == 0:
             if self.retained.remove(run.topic):
                 if self.journal.keeps:

@@ -422,6 +422,10 @@ class TurnGate:
 
     def _note_trouble(self, reason: str) -> None:
         self.trouble = reason
+        self.tell_trouble()
+
+    def tell_trouble(self) -> None:
+        """Have those who watch look again: trouble came or went, here or at a step."""
         if self.on_trouble is not None:
             self._loop.call_soon(self.on_trouble)
 

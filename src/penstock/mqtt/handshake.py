@@ -119,7 +119,7 @@ class Handshake(Outgoing):
             reason = Reason.RETAIN_NOT_SUPPORTED
         elif packet.will is not None and packet.will.retain and not broker.is_retainable(packet.will.topic.encode()):
             reason = Reason.TOPIC_NAME_INVALID
-        elif broker.journal.trouble and self._needs_keeping(packet):
+        elif broker.journal.full and self._needs_keeping(packet) and not self._makes_room(packet):
             reason = Reason.QUOTA_EXCEEDED
         if reason:
             self._refuse(reason)
@@ -146,6 +146,11 @@ class Handshake(Outgoing):
         expiry = (packet.properties.session_expiry or 0) if packet.version == 5 else int(not packet.clean)
         old = self.broker.sessions.get(packet.client_id)
         return bool(expiry or packet.will is not None or (old is not None and old.number))
+
+    def _makes_room(self, packet: p.Connect) -> bool:
+        """Whether a client comes back for what waits for it, or ends its session, while that can be written."""
+        old = self.broker.sessions.get(packet.client_id)
+        return not self.broker.journal.trouble and old is not None and bool(old.number)
 
     def _checked(self, verdict: Verdict) -> None:
         """Go on when the credentials were checked; the connection may be gone by now."""
@@ -192,7 +197,7 @@ class Handshake(Outgoing):
             self.answers.call(self._connack_left)
         _log.debug("%s is connected from %s", self.client_id, self.address)
         if present:
-            session.resend.extend(session.exchange.flights)
+            session.resend.extend(reversed(session.exchange.flights))
         self.pump()
         self._go_on()
 

@@ -45,6 +45,8 @@ class Inlet:
     async def publish(self, runs: list[Run]) -> None:
         """Publish runs in order; return when they are kept.  RetryError where they could not be."""
         broker = self.broker
+        if broker.journal.full and any(run.qos or run.retain for run in runs):
+            raise RetryError(f"{self.name}: {broker.journal.full}")
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         refused: list[int] = []
         self._waiting.append(done)

@@ -47,6 +47,10 @@ class Journal(Protocol):
     def trouble(self) -> str:
         """Why it cannot write at the moment: then nothing is taken that would have to be kept."""
 
+    @property
+    def full(self) -> str:
+        """Why no messages and no new sessions are taken: it cannot write, or only what makes room again."""
+
     def can_retain(self, run: Run) -> bool:
         """Whether there is room for such a message at all."""
 
@@ -104,7 +108,7 @@ class MemoryJournal:
     """
 
     keeps = False
-    trouble = ""
+    trouble = full = ""
 
     def can_retain(self, run: Run) -> bool:  # noqa: ARG002
         """Return True: memory takes what a packet can hold."""

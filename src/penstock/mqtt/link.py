@@ -253,7 +253,7 @@ class Link(Handshake):
         if run.retain and not options.retain_available:
             self.disconnect(Reason.RETAIN_NOT_SUPPORTED, "retain")
             return
-        if broker.journal.trouble:
+        if broker.journal.full:
             self._not_now(run)
             return
         if run.qos == 2:

@@ -184,12 +184,12 @@ class Outgoing(Sink):
             room = self._quota - self.outstanding
             if room <= 0:
                 return
-            flight = session.resend.popleft()
+            flight = session.resend.pop()
             if flight.count > room:
                 index = session.exchange.flights.index(flight)
                 flight, later = flight.split(room)
                 session.exchange.flights[index : index + 1] = [flight, later]
-                session.resend.appendleft(later)
+                session.resend.append(later)
             self._transmit(flight, dup=True)
         if session.replays:
             self._replay(session)
@@ -230,7 +230,7 @@ class Outgoing(Sink):
         while session.replays and session.ready and room > 0:
             found = next(session.replays[0], None)
             if found is None:
-                session.replays.popleft()
+                session.replays.pop(0)
                 continue
             run, qos, identifiers = found
             if qos:

@@ -64,6 +64,11 @@ class Subscription:
         """The filter as the client wrote it."""
         return self.filter if self.group is None else f"$share/{self.group}/{self.filter}"
 
+    @property
+    def options(self) -> tuple[int, bool, bool, int, int]:
+        """What was asked for with the filter."""
+        return self.qos, self.no_local, self.retain_as_published, self.retain_handling, self.identifier
+
 
 class Recipient:
     """One session that gets one copy: the highest QoS of its matching subscriptions, and all their identifiers."""

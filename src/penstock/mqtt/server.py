@@ -394,8 +394,8 @@ class MqttServer:
         """Return how it is: degraded while one of its taps, feeds, bridges or mirrors is."""
         if self._state is State.READY and self.attached is not None and (reason := self.attached.trouble):
             return Health(State.DEGRADED, reason)
-        if self._state is State.READY and self.kept is not None and self.broker.journal.trouble:
-            return Health(State.DEGRADED, self.broker.journal.trouble)
+        if self._state is State.READY and self.kept is not None and self.broker.journal.full:
+            return Health(State.DEGRADED, self.broker.journal.full)
         return Health(self._state, self._reason)
 
     def describe(self) -> dict[str, Any]:
@@ -403,7 +403,7 @@ class MqttServer:
         broker = self.broker
         return {
             "listeners": self.addresses,
-            "clients": sum(session.link is not None for session in broker.sessions.values()),
+            "clients": broker.connected,
             "sessions": len(broker.sessions),
             "subscriptions": broker.subscription_count,
             "retained": len(broker.retained),

@@ -27,6 +27,8 @@ __all__ = ["Session", "Budget", "Waiting", "Drop", "NEVER"]
 
 NEVER: Final = 0xFFFFFFFF
 """A session expiry of this many seconds is none."""
+MOST_DROPS: Final = 16
+"""How many drops a session remembers."""
 
 
 class Waiting:
@@ -91,10 +93,12 @@ class Drop(msgspec.Struct, frozen=True):
 class Budget:
     """What waits for all sessions of a broker together."""
 
-    __slots__ = ("limit", "most_messages", "queued_bytes", "queued_messages")
+    __slots__ = ("limit", "most_messages", "queued_bytes", "queued_messages", "waiting")
 
     def __init__(self, limit: int, most_messages: int) -> None:
         self.limit, self.most_messages = limit, most_messages
+        self.waiting: set[Session] = set()
+        """The sessions that something waits for."""
         self.queued_bytes = self.queued_messages = 0
 
 
@@ -144,14 +148,15 @@ class Session(Outlet):
         """Packet ids of QoS 2 messages that were taken and not released yet."""
         self.queue: deque[Waiting] = deque()
         self.queued_messages = self.queued_bytes = 0
-        self.resend: deque[Flight] = deque()
-        self.replays: deque[Iterator[tuple[Run, int, bytes]]] = deque()
+        self.resend: list[Flight] = []  # an empty deque is as large as everything else here
+        """What was under way when a connection ended, the first of it last."""
+        self.replays: list[Iterator[tuple[Run, int, bytes]]] = []
         """Retained messages that follow a subscription, with QoS and subscription identifiers."""
         self.delivered = 0
         self.owed = 0
         """Messages that a journal has counted as its own and that are neither acknowledged nor lost."""
         self.dropped: dict[str, int] = {}
-        self.drops: deque[Drop] = deque(maxlen=16)
+        self.drops: list[Drop] = []
         self.permits: dict[bytes, bool] = {}
 
     def __hash__(self) -> int:
@@ -216,11 +221,15 @@ class Session(Outlet):
         self.replays.clear()
 
     def _count(self, waiting: Waiting, sign: int) -> None:
-        count, size = sign * waiting.count, sign * waiting.size
+        count, size, before = sign * waiting.count, sign * waiting.size, self.queued_messages
         self.queued_messages += count
         self.queued_bytes += size
         self.budget.queued_messages += count
         self.budget.queued_bytes += size
+        if not before:
+            self.budget.waiting.add(self)
+        elif not self.queued_messages:
+            self.budget.waiting.discard(self)
 
     @property
     def all_dropped(self) -> int:
@@ -236,3 +245,4 @@ class Session(Outlet):
             self.drops[-1] = Drop(when, name, last.count + count, reason)
         else:
             self.drops.append(Drop(when, name, count, reason))
+            del self.drops[:-MOST_DROPS]

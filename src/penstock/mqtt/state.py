@@ -9,6 +9,7 @@ The store is behind by what the journal has had since the last checkpoint; openi
 from __future__ import annotations
 
 import array
+import contextlib
 import zlib
 from collections.abc import Iterable
 from concurrent.futures import Future
@@ -23,6 +24,7 @@ from penstock.mqtt import state_changes as c
 from penstock.mqtt.deliveries import ENDED, Deliveries
 from penstock.mqtt.journal import Stored
 from penstock.mqtt.state_log import HEAD_BYTES, StateLog
+from penstock.mqtt.state_reserve import Reserve
 from penstock.mqtt.state_time import OwnTime
 
 if TYPE_CHECKING:
@@ -49,17 +51,19 @@ class StateJournal:
 
     keeps = True
 
-    def __init__(self, log: StateLog, own: OwnTime, clock: Clock, options: PersistenceOptions) -> None:
-        self.log, self.own, self.options = log, own, options
+    def __init__(
+        self, log: StateLog, own: OwnTime, clock: Clock, options: PersistenceOptions, reserve: Reserve
+    ) -> None:
+        self.log, self.own, self.options, self.reserve = log, own, options, reserve
         self._clock = clock
         self.gate: TurnGate
         self.checkpoints: Checkpoints
         self.next_session = 1
         self.turns = 0
         self.deliveries = Deliveries()
-        self.error = ""
+        self.error = self._said_spent = ""
         self.refusal = ""
-        """Why whoever watches the disk lets nothing more be kept."""
+        """Why whoever watches the disk lets no more messages be kept."""
         self.dirty_sessions: set[Session] = set()
         self.dirty_subscriptions: set[tuple[str, str]] = set()
         self.dirty_retained: set[bytes] = set()
@@ -82,7 +86,12 @@ class StateJournal:
     def trouble(self) -> str:
         """Why nothing can be kept now."""
         failed = self.log.failed
-        return self.refusal or (self.error if failed is None else str(failed))
+        return self.error if failed is None else str(failed)
+
+    @property
+    def full(self) -> str:
+        """Why nothing is kept now that takes room for long."""
+        return self.trouble or self.refusal or self.reserve.spent
 
     def _sync(self) -> int:
         try:
@@ -269,20 +278,31 @@ class StateJournal:
     def end_turn(self) -> Future[Any] | None:
         """Write the turn; return what its answers wait for."""
         try:
-            if self.log.failed is not None:
-                self.log.renew(self.own.now_ns(), self.own.monotonic_ns())
-            wrote = self._write()
+            wrote = self.reserve.with_room(self._renew_and_write)
         except (OSError, PenstockError) as exc:
             self.error = str(exc)
             raise
         self.error = ""
+        durable: Future[Any] | None = None
+        if wrote and self._committer is not None:
+            if self.options.sync == "always":
+                durable = self._committer.request()
+            else:
+                self._committer.touch()
         self.checkpoints.go_on()
-        if not wrote or self._committer is None:
-            return None
-        if self.options.sync == "always":
-            return self._committer.request()
-        self._committer.touch()
-        return None
+        if self.reserve.spent != self._said_spent:
+            self._said_spent = self.reserve.spent
+            self.gate.tell_trouble()
+        return durable
+
+    def request_sync(self) -> Future[Any] | None:
+        """Ask for a sync now, whatever the interval; None where the device is never asked."""
+        return None if self._committer is None else self._committer.request()
+
+    def _renew_and_write(self) -> bool:
+        if self.log.failed is not None:
+            self.log.renew(self.own.now_ns(), self.own.monotonic_ns())
+        return self._write()
 
     def _write(self) -> bool:
         if self._waiting is not None:
@@ -306,7 +326,8 @@ class StateJournal:
         self._changes_len = self._data_len = 0
         self.turns += 1
         if segment.end - segment.start >= self.options.segment_bytes:
-            self.roll()
+            with contextlib.suppress(OSError):  # what was told is written: the next turn tries again
+                self.roll()
         return True
 
     def write_totals(self) -> None:

@@ -29,6 +29,7 @@ from penstock.mqtt.state import StateJournal
 from penstock.mqtt.state_log import StateLog, TurnFile
 from penstock.mqtt.state_open import KeptBroker, own_time
 from penstock.mqtt.state_options import PersistenceOptions
+from penstock.mqtt.state_reserve import Reserve
 from penstock.mqtt.state_restore import STORE, Restore, open_store
 from penstock.store import AppendLogStore
 from penstock.types import Problem
@@ -212,9 +213,8 @@ def opened(data: str, disk: Disk) -> Iterator[tuple[Restore, AppendLogStore, lis
     try:
         store, problems = open_store(disk, data)
         with store:
-            journal = StateJournal(
-                log, own_time(log, SYSTEM_CLOCK, disk), SYSTEM_CLOCK, PersistenceOptions(sync="none")
-            )
+            own, never = own_time(log, SYSTEM_CLOCK, disk), PersistenceOptions(sync="none")
+            journal = StateJournal(log, own, SYSTEM_CLOCK, never, Reserve(disk, "", 0))
             journal.gate = TurnGate(NoLoop())
             restore = Restore(Broker(journal=journal, gate=journal.gate), journal, log, store)
             restore.read()

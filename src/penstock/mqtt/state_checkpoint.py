@@ -26,6 +26,7 @@ from penstock.errors import PenstockError, ReadOnlyError
 from penstock.mqtt import state_changes as c
 from penstock.mqtt.retained_data import RetainedData, encode_retained
 from penstock.mqtt.state import StateJournal, subscription_data
+from penstock.mqtt.state_reserve import NO_ROOM
 from penstock.store import AppendLogStore
 from penstock.types import KvUpdate, WatchCursor
 
@@ -71,7 +72,7 @@ class Checkpoints:
         self._taken: tuple[list[Any], ...] = ([], [], [], [])
         self._not_before = 0.0
         self._swept_at = self._began_at
-        self._closed = self._looks_later = False
+        self._closed = self._looks_later = self._hurries = False
         self._pauses = 0
         self.count = 0
         """How many were finished."""
@@ -98,9 +99,12 @@ class Checkpoints:
 
     def go_on(self) -> None:
         """Begin one if it is time, or do some of it; called when a turn was written and nothing is told since."""
-        if not self._looks_later and (self._journal.log.end != self._began_end or self._journal.log.has_old):
+        journal = self._journal
+        if not self._looks_later and (
+            journal.log.end != self._began_end or journal.log.has_old or journal.reserve.spent
+        ):
             self._looks_later = True
-            self._loop.call_later(min(AGAIN_SECONDS, self._journal.options.checkpoint_seconds), self._look)
+            self._loop.call_later(min(AGAIN_SECONDS, journal.options.checkpoint_seconds), self._look)
         if self._pauses:
             return
         if not self.running:
@@ -108,7 +112,11 @@ class Checkpoints:
                 if self._broker.clock.monotonic() - self._swept_at >= AGAIN_SECONDS:
                     self.sweep()
                 return
-            self.begin()
+            try:
+                self.begin()
+            except OSError as exc:
+                self._put_off(exc)
+                return
         if self._applying is None:
             self._some(SOME)
 
@@ -123,7 +131,10 @@ class Checkpoints:
         if now < self._not_before:
             return False
         options, grown = self._journal.options, self._journal.log.end - self._began_end
-        return grown >= options.segment_bytes or (grown > 0 and now - self._began_at >= options.checkpoint_seconds)
+        size, seconds = options.segment_bytes, options.checkpoint_seconds
+        if self._journal.full:  # what was fetched since makes room only when the store knows of it
+            size, seconds = min(size, max(4096, options.reserve_bytes // 4)), min(seconds, AGAIN_SECONDS)
+        return grown >= size or (grown > 0 and now - self._began_at >= seconds)
 
     def begin(self) -> None:
         """Take what is dirty now as what is to be written; changes from here on are for the next one."""
@@ -239,12 +250,21 @@ class Checkpoints:
             self.store.apply(updates, cursor)
             fail_point("mqtt.checkpoint.applied")
             if last and self._journal.options.sync != "none":
-                self.store.settle()
+                self._settle()
         except ReadOnlyError:
             self.store.close()
             self.store = self._open_store()
             raise
         fail_point("mqtt.checkpoint.settled")
+
+    def _settle(self) -> None:
+        """Have the store survive a power cut; that a full disk has no room to rewrite it does not matter now."""
+        try:
+            self.store.settle()
+        except OSError as exc:
+            if exc.errno not in NO_ROOM:
+                raise
+            self.store.sync()
 
     def _applied(self, done: Future[None], last: bool) -> None:
         if self._closed:
@@ -254,11 +274,8 @@ class Checkpoints:
         if error is not None:
             if not isinstance(error, OSError | PenstockError):
                 raise error
-            _log.error("the store could not be written, it is tried again: %s", error)
             self._put_back()
-            self._cursor = -1
-            self._not_before = self._broker.clock.monotonic() + AGAIN_SECONDS
-            self._began_end = -(1 << 62)  # due as soon as it may be
+            self._put_off(error)
             return
         if last:
             self._journal.log.forget_before(self._cursor)
@@ -266,6 +283,15 @@ class Checkpoints:
             self.count += 1
             self._swept_at = -inf  # with the next turn
         self._journal.gate.changed()
+
+    def _put_off(self, error: OSError | PenstockError) -> None:
+        """Try a checkpoint again later, with the room that is kept if the disk has no other."""
+        _log.error("the store could not be written, it is tried again: %s", error)
+        if isinstance(error, OSError):
+            self._journal.reserve.release(error)
+        self._cursor = -1
+        self._not_before = self._broker.clock.monotonic() + AGAIN_SECONDS
+        self._began_end = -(1 << 62)  # due as soon as it may be
 
     def _put_back(self) -> None:
         """Take what could not be applied as dirty still."""
@@ -283,13 +309,27 @@ class Checkpoints:
             self._journal.log.sweep()
         except OSError as exc:
             _log.warning("a segment of the journal could not be removed: %s", exc)
+        journal = self._journal
+        if not journal.full or self._closed:
+            return
+        if journal.reserve.spent:
+            journal.reserve.restore()
+        if journal.log.awaits_sync and not self._hurries and (durable := journal.request_sync()) is not None:
+            self._hurries = True
+            durable.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._hurried))
+
+    def _hurried(self) -> None:
+        """Let files go that waited for a sync, while their room is wanted."""
+        self._hurries, self._swept_at = False, -inf
+        if not self._closed:
+            self._journal.gate.changed()
 
     def finish(self) -> None:
         """Write everything that is dirty, and wait for it; for the end, when no more changes come."""
         self._closed = True
         if self._applying is not None and self._applying.exception() is not None:
             self._put_back()
-        self.begin()
+        self._journal.reserve.with_room(self.begin)
         while True:
             self._taken = self._take(MANY)
             last = not self._left

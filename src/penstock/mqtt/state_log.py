@@ -466,6 +466,11 @@ class StateLog:
         return bool(self._old or self._free)
 
     @property
+    def awaits_sync(self) -> bool:
+        """Whether files could go if only what freed them were durable."""
+        return self._device and any(position > self.synced for _, position in self._free)
+
+    @property
     def files(self) -> int:
         """How many segments there are."""
         return len(self.segments) + len(self._old) + len(self._free)

@@ -7,7 +7,7 @@ import gc
 import logging
 import os
 import time
-from typing import Any
+from typing import Any, Final
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.disk import Disk, disk_for
@@ -19,6 +19,7 @@ from penstock.mqtt.state import StateJournal
 from penstock.mqtt.state_checkpoint import Checkpoints
 from penstock.mqtt.state_log import StateLog
 from penstock.mqtt.state_options import PersistenceOptions
+from penstock.mqtt.state_reserve import Reserve
 from penstock.mqtt.state_restore import Restore, facts, open_store
 from penstock.mqtt.state_time import OwnTime
 from penstock.types import Problem
@@ -26,6 +27,8 @@ from penstock.types import Problem
 __all__ = ["KeptBroker", "own_time"]
 
 _log = logging.getLogger(__name__)
+
+RESERVE: Final = "penstock-reserve"
 
 
 class KeptBroker:
@@ -58,10 +61,12 @@ class KeptBroker:
         self.folder, self.options = folder, persistence or PersistenceOptions()
         disk = self._disk = disk or disk_for(folder)
         disk.make_folder(folder)
-        log = StateLog(disk, os.path.join(folder, "journal"), device=self.options.sync != "none")
+        reserve = Reserve(disk, os.path.join(folder, RESERVE), self.options.reserve_bytes)
+        device = self.options.sync != "none"
+        log = reserve.with_room(lambda: StateLog(disk, os.path.join(folder, "journal"), device=device))
         self.problems: list[Problem] = log.problems
         try:
-            store, problems = open_store(disk, folder)
+            store, problems = reserve.with_room(lambda: open_store(disk, folder))
         except BaseException:
             log.close()
             raise
@@ -70,22 +75,26 @@ class KeptBroker:
         try:
             self._own = own = own_time(log, clock, disk)
             self.gate = TurnGate(loop)
-            self.journal = journal = StateJournal(log, own, clock, self.options)
+            self.journal = journal = StateJournal(log, own, clock, self.options, reserve)
             journal.gate = self.gate
             self.gate.steps.append(journal)
             self.broker = Broker(options, clock=clock, journal=journal, gate=self.gate, **parts)
             restore = Restore(self.broker, journal, log, store)
             gc.disable()  # all of it stays: looking through it again and again would take most of the time
             restore.read()
-            log.begin(restore.end, own_ns=own.now_ns(), monotonic_ns=own.monotonic_ns())
+            start = restore.end
+            reserve.with_room(lambda: log.begin(start, own_ns=own.now_ns(), monotonic_ns=own.monotonic_ns()))
             self.checkpoints = journal.checkpoints = Checkpoints(
                 journal, self.broker, store, loop, lambda: open_store(disk, folder)[0]
             )
             restore.into_broker()
             self.gate.end_turn()
             journal.sync()
-            if self.options.sync != "none":
-                log.mark()
+            if device:
+                reserve.with_room(log.mark)
+            reserve.hold()
+            if collects:
+                gc.freeze()  # nor is it looked through later, until the broker is closed
         except BaseException:
             store.close()
             log.close()
@@ -109,7 +118,7 @@ class KeptBroker:
         return {
             "folder": self.folder,
             "sync": self.options.sync,
-            "trouble": self.journal.trouble or self.gate.trouble or None,
+            "trouble": self.journal.full or self.gate.trouble or None,
             "turns": self.journal.turns,
             "written_bytes": log.written,
             "undurable_bytes": log.end - log.synced if self.options.sync != "none" else None,
@@ -133,6 +142,7 @@ class KeptBroker:
                 self.checkpoints.close()
             finally:
                 self.journal.close()
+                gc.unfreeze()
 
 
 def own_time(log: StateLog, clock: Clock, disk: Disk) -> OwnTime:

@@ -32,6 +32,9 @@ class PersistenceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     """The journal goes on in a new segment after this many bytes, and what is dirty goes to the store."""
     checkpoint_seconds: float = 300.0
     """How long a change stays in the journal alone.  Less: a quicker start, more writing."""
+    reserve_bytes: int = 16 << 20
+    """Room that is kept on the disk for the day it is full, so that clients can still fetch what waits for them and
+    thereby make room.  It should hold what clients send at one moment.  0: none is kept."""
 
     def __post_init__(self) -> None:
         check_sync(self.sync, 1.0)
@@ -41,6 +44,8 @@ class PersistenceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
             raise OptionsError(f"segment_bytes={self.segment_bytes}: must be at least 4096")
         if self.checkpoint_seconds <= 0:
             raise OptionsError(f"checkpoint_seconds={self.checkpoint_seconds}: must be above 0")
+        if self.reserve_bytes < 0:
+            raise OptionsError(f"reserve_bytes={self.reserve_bytes}: must be 0 or above")
 
     @property
     def seconds(self) -> float | None:

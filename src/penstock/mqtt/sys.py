@@ -70,7 +70,7 @@ class SysTopics:
         """Return all topics below ``$SYS/broker/`` with their values."""
         broker, counts = self._broker, self._broker.counts
         now = broker.clock.monotonic()
-        connected = sum(session.link is not None for session in broker.sessions.values())
+        connected = broker.connected
         self._most = max(self._most, connected)
         budget = broker.budget
         found: dict[str, str | int] = {
@@ -102,7 +102,7 @@ class SysTopics:
         if self._memory is not None:
             found["heap/current"], found["heap/maximum"] = self._memory()
         if broker.journal.keeps:
-            found["persistence/state"] = f"trouble: {broker.journal.trouble}" if broker.journal.trouble else "ok"
+            found["persistence/state"] = f"trouble: {broker.journal.full}" if broker.journal.full else "ok"
         found.update(self._load(now))
         return {name: str(value) for name, value in found.items()}
 
@@ -143,12 +143,12 @@ class SysTopics:
             self._add("refused", "connections refused or ended for a reason", value, reason)
         gauges = (
             ("sessions", "sessions", len(broker.sessions)),
-            ("clients", "clients connected", sum(s.link is not None for s in broker.sessions.values())),
+            ("clients", "clients connected", broker.connected),
             ("subscriptions", "subscriptions", broker.subscription_count),
             ("retained", "retained messages", len(broker.retained)),
             ("queued_messages", "messages that wait", broker.budget.queued_messages),
             ("queued_bytes", "bytes that wait", broker.budget.queued_bytes),
-            ("disk_trouble", "whether the disk takes nothing at the moment", int(bool(broker.journal.trouble))),
+            ("disk_trouble", "whether the disk takes no messages at the moment", int(bool(broker.journal.full))),
         )
         for name, text, value in gauges:
             registry.gauge(f"penstock_mqtt_{name}", text).set(value)

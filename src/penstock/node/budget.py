@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import heapq
 import logging
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable
 from typing import Any, Final, Literal
 
 import msgspec
@@ -48,11 +50,16 @@ _sacrificed = REGISTRY.counter(
 _loss_in = REGISTRY.gauge(
     "channel_loss_seconds", "when retention takes what a consumer has not read", labels=("channel", "consumer")
 )
+_channel_full_in = REGISTRY.gauge(
+    "channel_full_seconds", "when a channel has max_messages, and retention begins to take records", labels=("channel",)
+)
 _session_loss = REGISTRY.gauge(
     "session_loss_seconds", "when the queue of an absent session is full; the twenty nearest", labels=("session",)
 )
 
 MOST_SESSIONS: Final = 20
+MOST_OF_A_CORE: Final = 0.002
+"""How much of a processor the walks through the data directory may take, unless a level is about to change."""
 WEIGHT: Final = 0.3
 """How much the newest difference counts in a trend."""
 Level = Literal["ok", "alarm", "sacrifice", "full"]
@@ -122,6 +129,20 @@ class Consumer(msgspec.Struct, frozen=True):
     """None: never, as things go now."""
 
 
+class ChannelRoom(msgspec.Struct, frozen=True):
+    """How far a channel is from its bound; from there on each new record costs the oldest.
+
+    >>> ChannelRoom("readings", 90, 100, 5.0).seconds
+    5.0
+    """
+
+    channel: str
+    records: int
+    limit: int
+    seconds: float | None
+    """None: never, as things go now; 0: it is there."""
+
+
 class BudgetPart:
     """Watches the disk; see penstock.lifecycle.Part.
 
@@ -143,11 +164,14 @@ class BudgetPart:
         self._stop = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._growth = Trend()
+        self._walk = (0, 0, 0.0)  # what the last walk found used and free, and when the next one is due
         self._margins: dict[tuple[str, str], Trend] = {}
         self._sessions: dict[str, Trend] = {}
         self.level: Level = "ok"
         self.used = self.free = self.budget = 0
         self.sacrificed = 0
+        self._records: dict[str, Trend] = {}
+        self.channels: list[ChannelRoom] = []
         self.consumers: list[Consumer] = []
         self.sessions: list[dict[str, Any]] = []
 
@@ -166,7 +190,7 @@ class BudgetPart:
                 async with asyncio.timeout(self._config().disk.look_seconds):
                     await self._stop.wait()
                     return
-            await self.look()
+            await self.look(again=True)
 
     async def ready(self) -> None:
         """Return at once."""
@@ -202,16 +226,26 @@ class BudgetPart:
             "free_bytes": self.free,
             "full_seconds": _finite(self._growth.reaches(self.budget)),
             "sacrificed_segments": self.sacrificed,
+            "channels": self.channels,
             "consumers": self.consumers,
             "sessions": self.sessions,
         }
 
     # --- A look
 
-    async def look(self) -> None:
-        """Measure, foretell, and act."""
-        config = self._config()
-        self.used, self.free = await in_disk_thread(_measure, config.data)
+    async def look(self, *, again: bool = False) -> None:
+        """Measure, foretell, and act.
+
+        When it looks ``again`` and a walk through all files would cost too much, what the disk has less free than at
+        the last one counts as used; a walk is made all the same before a level is left or reached by such a guess.
+        """
+        config, now = self._config(), self._clock.monotonic()
+        guess = await in_disk_thread(self._guess, config.data) if again and now < self._walk[2] else None
+        if guess is not None and level_of(config.disk, *guess)[0] == self.level != "full":
+            self.used, self.free = guess
+        else:
+            self.used, self.free, cost = await in_disk_thread(_measure, config.data)
+            self._walk = self.used, self.free, now + cost / MOST_OF_A_CORE
         self._growth.note(self._clock.monotonic(), self.used)
         before, (self.level, self.budget) = self.level, level_of(config.disk, self.used, self.free)
         if LEVELS.index(self.level) > LEVELS.index(before):
@@ -224,7 +258,8 @@ class BudgetPart:
         broker = self._part("mqtt")
         if isinstance(broker, MqttServer) and broker.kept is not None:
             broker.kept.journal.refusal = self._words() if self.level == "full" else ""
-        margins = await in_disk_thread(lambda: list(_margins(config)))
+        spans, margins = await in_disk_thread(_spans_and_margins, config)
+        self._look_at_channels(spans)
         self._foretell(margins)
         self._look_at_sessions()
         _used.set(self.used)
@@ -232,6 +267,12 @@ class BudgetPart:
         _free.set(self.free)
         _full_in.set(self._growth.reaches(self.budget))
         _level.set(LEVELS.index(self.level))
+
+    def _guess(self, data: str) -> tuple[int, int]:
+        """Return what is used, if what the disk has less free since the last walk was used here, and what is free."""
+        used, before, _ = self._walk
+        free = shutil.disk_usage(data).free
+        return max(0, used + before - free), free
 
     async def _sacrifice(self, config: NodeConfig) -> None:
         """Drop the oldest segments, of the channel with the highest number first, until there is room."""
@@ -242,7 +283,7 @@ class BudgetPart:
                 self.sacrificed += 1
                 _sacrificed.add(channel=channel.name)
                 _log.warning("disk: the oldest segment of channel %s was given up", channel.name)
-                self.used, self.free = await in_disk_thread(_measure, config.data)
+                self.used, self.free, _ = await in_disk_thread(_measure, config.data)
         self.level, self.budget = level_of(config.disk, self.used, self.free)
 
     async def _drop_oldest(self, options: NodeChannelOptions, data: str) -> bool:
@@ -270,19 +311,31 @@ class BudgetPart:
         self.consumers = found
         _loss_in.replace(losses)
 
+    def _look_at_channels(self, spans: list[tuple[str, int, int]]) -> None:
+        now, found = self._clock.monotonic(), []
+        fulls: dict[tuple[str, ...], float] = {}
+        for channel, records, limit in spans:
+            trend = self._records.setdefault(channel, Trend())
+            trend.note(now, records)
+            fulls[channel,] = seconds = trend.reaches(limit)
+            found.append(ChannelRoom(channel, records, limit, _finite(seconds)))
+        for channel in set(self._records) - {one.channel for one in found}:
+            del self._records[channel]
+        self.channels = found
+        _channel_full_in.replace(fulls)
+
     def _look_at_sessions(self) -> None:
         part = self._part("mqtt")
         if not isinstance(part, MqttServer) or not part.health().state.serves:
             return
         now, limit = self._clock.monotonic(), part.options.broker.max_queued_messages
-        waiting = [one for one in part.broker.sessions.values() if one.queued_messages]
-        waiting.sort(key=lambda one: -one.queued_messages)
-        names = {one.client_id for one in waiting[:MOST_SESSIONS]}
+        waiting = heapq.nlargest(MOST_SESSIONS, part.broker.budget.waiting, key=lambda one: one.queued_messages)
+        names = {one.client_id for one in waiting}
         for name in set(self._sessions) - names:
             del self._sessions[name]
         self.sessions = []
         losses: dict[tuple[str, ...], float] = {}
-        for one in waiting[:MOST_SESSIONS]:
+        for one in waiting:
             trend = self._sessions.setdefault(one.client_id, Trend())
             trend.note(now, one.queued_messages)
             seconds = trend.reaches(limit)
@@ -300,8 +353,9 @@ def _finite(seconds: float) -> float | None:
     return None if math.isinf(seconds) else round(seconds, 1)
 
 
-def _measure(data: str) -> tuple[int, int]:
-    """Return the bytes below a folder, as they lie on the disk, and what is free there."""
+def _measure(data: str) -> tuple[int, int, float]:
+    """Return the bytes below a folder, as they lie on the disk, what is free there, and the processor time it took."""
+    began = time.thread_time()
     used, folders = 0, [data]
     while folders:
         try:
@@ -314,7 +368,7 @@ def _measure(data: str) -> tuple[int, int]:
                             folders.append(entry.path)
         except FileNotFoundError:
             continue
-    return used, shutil.disk_usage(data).free
+    return used, shutil.disk_usage(data).free, time.thread_time() - began
 
 
 def _drop_oldest(writer: Any) -> bool:
@@ -344,15 +398,23 @@ def _drop_in_closed(options: NodeChannelOptions, data: str) -> bool:
         return False
 
 
-def _margins(config: NodeConfig) -> Iterator[tuple[str, str, int, int | None]]:
-    """Yield (channel, consumer, records behind, records until retention takes unread ones or None)."""
+Span = tuple[str, int, int]
+"""A channel, how many records it has, and how many it may have."""
+Margin = tuple[str, str, int, int | None]
+"""A channel, a consumer, records behind, records until retention takes unread ones or None."""
+
+
+def _spans_and_margins(config: NodeConfig) -> tuple[list[Span], list[Margin]]:
+    """Return where the channels of the configuration are, and their consumers."""
+    spans: list[Span] = []
+    margins: list[Margin] = []
     for channel in config.channel:
         path = channel.path(config.data)
         if channel.format != "messagelog" or disk_for(path).stat(path) is None:
             continue
         try:
             with open_log(path) as log:
-                end = log.next_position
+                first, end = log.first_position, log.next_position
             cursors = sidecar_of(disk_for(path), path).cursors()
         except (PenstockError, OSError):
             continue
@@ -362,4 +424,7 @@ def _margins(config: NodeConfig) -> Iterator[tuple[str, str, int, int | None]]:
                     cursors[f"fold:{fold.name}"] = store.cursor().token.as_int() or 1
         for name, cursor in sorted(cursors.items()):
             margin = None if not channel.max_messages else cursor - (end - channel.max_messages)
-            yield channel.name, name, max(0, end - cursor), margin
+            margins.append((channel.name, name, max(0, end - cursor), margin))
+        if channel.max_messages:
+            spans.append((channel.name, end - first, channel.max_messages))
+    return spans, margins

@@ -1,4 +1,4 @@
-"""Erasing what belongs to a key, wherever a node keeps it: folds, retained messages, logs by rewriting them, the lake.
+"""Erasing what belongs to a key, wherever a node keeps it: folds, buckets, retained messages, logs, the lake.
 
 A record of a message log keeps its number and loses its content: in its place stands a purge without key or payload,
 so positions, cursors and counts stay right.  Segments are written aside and take their place in one step.  Nothing may
@@ -15,19 +15,31 @@ from typing import Any, Final
 import msgspec
 
 from penstock import kernel
-from penstock.disk import disk_for, save_atomically
-from penstock.errors import OptionsError, UnsupportedError
+from penstock.disk import disk_for, is_url, object_store_for, save_atomically
+from penstock.errors import OptionsError, PenstockError, UnsupportedError
+from penstock.kv.embedded.bucket import Bucket
+from penstock.kv.roles import StoreConfig
 from penstock.log.detect import detect, open_log
 from penstock.log.envelope import CONTENT, Envelope, decode_envelope, encode_envelope
 from penstock.log.messagelog import MessageLog, MessageLogReader
 from penstock.log.sidecar import sidecar_of
 from penstock.mqtt.state_open import KeptBroker
 from penstock.mqtt.state_restore import STORE
-from penstock.node.ledger.seams import DeliverySeam, FoldSeam, LakeSeam, read_seams
+from penstock.node.ledger.seams import DeliverySeam, FoldSeam, LakeSeam, ShipSeam, read_seams
+from penstock.ship.fence import read_head
 from penstock.store import AppendLogStore, LmdbStore, RocksStore
 from penstock.types import KvUpdate, Op
 
-__all__ = ["Erased", "erase_in_fold", "erase_in_log", "erase_key", "erase_retained"]
+__all__ = [
+    "Erased",
+    "NotErased",
+    "erase_in_bucket",
+    "erase_in_fold",
+    "erase_in_log",
+    "erase_key",
+    "erase_retained",
+    "left_behind",
+]
 
 ENGINES: Final[dict[str, Any]] = {store.backend: store for store in (AppendLogStore, RocksStore, LmdbStore)}
 
@@ -42,6 +54,19 @@ class Erased(msgspec.Struct, frozen=True):
     place: str
     kind: str
     count: int
+
+
+class NotErased(msgspec.Struct, frozen=True):
+    """A place that may still have data of a key.
+
+    >>> NotErased("backups", "backup", "make new ones").kind
+    'backup'
+    """
+
+    place: str
+    kind: str
+    left: str
+    """Why, and what can be done."""
 
 
 def erase_in_log(path: str, key: bytes) -> int:
@@ -65,21 +90,51 @@ def erase_in_log(path: str, key: bytes) -> int:
         if log.content != CONTENT:
             raise OptionsError(f"{path}: its records have no keys")
     MessageLog.open(path).close()  # its end is whole
-    held = sidecar_of(disk, path).lock(of=path)
-    try:
-        names = sorted(name for name in disk.list(path) if name.endswith(".log"))
-        count = sum(_rewrite(path, name, key) for name in names)
-    finally:
-        held.release()
+    count = _rewrite_all(path, key, b"")
     MessageLog.open(path).close()  # it makes the indexes again
     return count
 
 
-def _rewrite(path: str, name: str, key: bytes) -> int:
+def erase_in_bucket(folder: str, key: str) -> int:
+    """Purge a key of a bucket and take its values out of the history; return how many there were.  Nobody has it open.
+
+    Its records become purges of the key: whoever follows the bucket learns that it is gone, whatever it has read.
+    """
+    _purge(folder, key)
+    count = _rewrite_all(os.path.join(folder, "log"), key.encode(), key.encode())
+    _purge(folder, key)  # it opens as it is now, and makes the indexes again
+    return count
+
+
+def _purge(folder: str, key: str) -> None:
+    config = StoreConfig(name=os.path.basename(folder))
+    bucket = Bucket.open(folder, config, disk=disk_for(folder), make=False)
+    try:
+        bucket.purge(key)
+    finally:
+        bucket.close()
+
+
+def find_buckets(data: str) -> list[str]:
+    """Return the folders of buckets below a data directory."""
+    return sorted(folder for folder, _, names in os.walk(data) if "bucket.json" in names)
+
+
+def _rewrite_all(path: str, key: bytes, named: bytes) -> int:
+    """Put a purge of the key ``named`` in the place of each record of a key; return how many were none yet."""
+    disk = disk_for(path)
+    held = sidecar_of(disk, path).lock(of=path)
+    try:
+        names = sorted(name for name in disk.list(path) if name.endswith(".log"))
+        return sum(_rewrite(path, name, key, named) for name in names)
+    finally:
+        held.release()
+
+
+def _rewrite(path: str, name: str, key: bytes, named: bytes) -> int:
     """Write a segment again without what belongs to the key; its index is made again by whoever opens it."""
     disk = disk_for(path)
     first = int(name.removesuffix(".log"))
-    purged = encode_envelope(Envelope(b"", b"", Op.PURGE))
     pieces, count = [], 0
     with MessageLogReader(path) as reader:
         following = [int(other[:-4]) for other in disk.list(path) if other.endswith(".log") and int(other[:-4]) > first]
@@ -88,8 +143,10 @@ def _rewrite(path: str, name: str, key: bytes) -> int:
             if entry.seq >= end:
                 break
             payload = entry.payload
-            if decode_envelope(payload).key == key:
-                payload, count = purged, count + 1
+            found = decode_envelope(payload)
+            purge = Envelope(named, b"", Op.PURGE, found.event_time_ns if named else 0)
+            if found.key == key and found != purge:
+                payload, count = encode_envelope(purge), count + 1
             pieces.append(kernel.messagelog.encode_one(entry.seq, entry.timestamp_ms, entry.sender, payload))
     if count:
         index = os.path.join(path, name.removesuffix(".log") + ".idx")
@@ -136,8 +193,48 @@ def erase_retained(data: str, topics: Sequence[str]) -> int:
     return count
 
 
+def left_behind(data: str, *, logs: bool) -> list[NotErased]:
+    """Return where data of a key may still be after ``erase_key``, and why they are not erased there."""
+    ships = [seam for seam in read_seams(data) if isinstance(seam, ShipSeam)]
+    found = [NotErased(f"{seam.url} {seam.channel}", "shipped", _shipped(seam)) for seam in ships]
+    for path in _keyed_logs(data):
+        if not logs:
+            found.append(NotErased(path, "log", "it is rewritten with --logs"))
+        elif detect(path, disk_for(path)) != "messagelog":
+            found.append(NotErased(path, "log", "records of this format cannot be taken out; retention takes them"))
+    found.append(NotErased("backups", "backup", "they are compared with their digests: make new ones, remove the old"))
+    return found
+
+
+def _shipped(seam: ShipSeam) -> str:
+    how = "segments that were shipped stay as they are; penstock ship prune lets old ones go"
+    try:
+        head = read_head(object_store_for(seam.url), seam.channel)
+    except (PenstockError, OSError) as exc:
+        return f"{how}; the store was not asked: {exc}"
+    return "nothing was shipped" if head is None else f"{head[0].records} records are up; {how}"
+
+
+def _keyed_logs(data: str) -> list[str]:
+    """Return the logs of a node whose records have keys, without those of buckets."""
+    from penstock.log.find import find_logs
+
+    paths = {os.path.realpath(log.path): log.path for log in find_logs(data)}
+    named = [seam.log for seam in read_seams(data) if not isinstance(seam, LakeSeam | DeliverySeam)]
+    paths |= {os.path.realpath(path): path for path in named if not is_url(path)}
+    inside = {os.path.realpath(os.path.join(bucket, "log")) for bucket in find_buckets(data)}
+    found = []
+    for real, path in sorted(paths.items()):
+        if real in inside or disk_for(path).stat(path) is None:
+            continue
+        with open_log(path) as log:
+            if log.content == CONTENT:
+                found.append(path)
+    return found
+
+
 def erase_key(data: str, key: str, *, logs: bool, topics: Sequence[str] = ()) -> list[Erased]:
-    """Erase a key in every fold of a node, and with ``logs`` in every message log of keyed records; node stopped.
+    """Erase a key in every fold and bucket of a node, and with ``logs`` in message logs of keyed records; node stopped.
 
     The retained message of the topic that is the key goes too, and those of ``topics``.
     """
@@ -147,17 +244,8 @@ def erase_key(data: str, key: str, *, logs: bool, topics: Sequence[str] = ()) ->
     broker = os.path.join(data, "mqtt")
     if disk_for(broker).stat(os.path.join(broker, "journal")) is not None:
         found.append(Erased(broker, "retained", erase_retained(data, [key, *topics])))
-    if logs:
-        from penstock.log.find import find_logs
-
-        paths = {os.path.realpath(log.path): log.path for log in find_logs(data)}
-        named = [seam.log for seam in seams if not isinstance(seam, LakeSeam | DeliverySeam)]
-        paths |= {os.path.realpath(path): path for path in named}
-        for path in sorted(paths.values()):
-            if disk_for(path).stat(path) is None:
-                continue
-            with open_log(path) as log:
-                if log.content != CONTENT:
-                    continue
+    found += [Erased(bucket, "bucket", erase_in_bucket(bucket, key)) for bucket in find_buckets(data)]
+    for path in _keyed_logs(data) if logs else ():
+        if detect(path, disk_for(path)) == "messagelog":
             found.append(Erased(path, "log", erase_in_log(path, key.encode())))
     return found

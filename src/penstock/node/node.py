@@ -13,8 +13,9 @@ from penstock.disk import Lock, disk_for, in_disk_thread
 from penstock.disk.plain import make_folders
 from penstock.errors import LockedError, OptionsError, PenstockError
 from penstock.lifecycle import Health, Part
-from penstock.mqtt.deliveries import measure
+from penstock.mqtt.deliveries import DeliveryTotals, measure
 from penstock.mqtt.server import MqttServer
+from penstock.mqtt.state_open import KeptBroker
 from penstock.mqtt.tap import Tap
 from penstock.node.budget import BudgetPart
 from penstock.node.config import NodeConfig, needs_restart
@@ -62,6 +63,7 @@ class Node:
         self._probed: tuple[float, str] | None = None
         self._probing = asyncio.Lock()
         self._draining = False
+        self._delivered: tuple[KeptBroker, int, DeliveryTotals, int] | None = None
 
     # --- Life
 
@@ -193,8 +195,11 @@ class Node:
         kept = broker.kept if isinstance(broker, MqttServer) else None
         if kept is None:
             return None
-        totals = kept.journal.deliveries.totals
-        return Figures(totals.came, totals.went, measure(kept.broker.sessions.values()), totals.lost)
+        totals, turns = kept.journal.deliveries.totals, kept.journal.turns
+        known = self._delivered  # nothing was written and nothing counted since: so nothing has come or gone
+        if known is None or known[:3] != (kept, turns, totals):
+            known = self._delivered = kept, turns, totals, measure(kept.broker.sessions.values())
+        return Figures(totals.came, totals.went, known[3], totals.lost)
 
     def _part(self, name: str) -> Part | None:
         return self._supervisor.part(name)

@@ -142,6 +142,10 @@ class AppendLogStore(Handle):
             log.compact()
         log.sync()
 
+    def sync(self) -> None:
+        """Have everything applied survive a power cut, whatever rewrite is due or under way."""
+        self._writable().sync()
+
     def write_data(self, folder: str) -> WatchCursor:
         """Write data/fold.snap, compacted, while others go on applying."""
         log = self._writable()

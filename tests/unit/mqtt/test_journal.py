@@ -18,7 +18,7 @@ class Recorder(TurnGate):
     """A journal that writes down what it is told, and a gate that holds answers until it is asked to let them go."""
 
     keeps = True
-    trouble = ""  # type: ignore[assignment]
+    trouble = full = ""  # type: ignore[assignment]
 
     def __init__(self) -> None:
         self.loop = ManualLoop()

@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from penstock.disk import disk_for, object_store_for
 from penstock.errors import CorruptionError, OptionsError, UnsupportedError
+from penstock.kv.embedded.bucket import Bucket
+from penstock.kv.embedded.plan import Change
+from penstock.kv.roles import StoreConfig
 from penstock.log import open_log
 from penstock.log.envelope import CONTENT, Envelope, encode_envelope
 from penstock.log.messagelog import MessageLog
@@ -17,9 +21,10 @@ from penstock.log.xchannel import Writer
 from penstock.mqtt.state_open import KeptBroker
 from penstock.node import backup
 from penstock.node.backup import MANIFEST, back_up, restore
-from penstock.node.erase import erase_key
-from penstock.node.ledger.seams import FoldSeam, IngestSeam, write_seams
+from penstock.node.erase import erase_key, left_behind
+from penstock.node.ledger.seams import FoldSeam, IngestSeam, ShipSeam, write_seams
 from penstock.node.version import FILE, check_version
+from penstock.ship import Shipper
 from penstock.store import AppendLogStore
 from penstock.types import KvUpdate, WatchCursor
 
@@ -172,6 +177,51 @@ def test_what_belongs_to_a_key_is_erased_from_folds_and_logs(tmp_path: Path) -> 
     with AppendLogStore.open(store) as fold:
         assert [entry.key for entry in fold.range()] == ["pump-0", "pump-2"]
         assert fold.cursor().token.as_int() == 301
+
+
+def test_a_key_is_erased_from_a_bucket_and_its_history_and_who_follows_it_learns_so(tmp_path: Path) -> None:
+    folder = str(tmp_path / "buckets" / "routes")
+    os.makedirs(os.path.dirname(folder))
+    disk = disk_for(folder)
+    bucket = Bucket.open(folder, StoreConfig(name="routes"), disk=disk)
+    for number in range(50):
+        bucket.commit([Change("put", "pump-1", b"secret-%d" % number), Change("put", "pump-2", b"kept-%d" % number)])
+    bucket.commit([Change("put", "pump-1", b"secret-lease", ttl_ns=10**12)])
+    bucket.close()
+
+    erased = erase_key(str(tmp_path), "pump-1", logs=True)
+
+    assert [(one.kind, one.count) for one in erased] == [("bucket", 51)], "and the log of a bucket is no other log"
+    files = [path for path in Path(folder).rglob("*") if path.is_file()]
+    assert [path for path in files if b"secret" in path.read_bytes()] == []
+    bucket = Bucket.open(folder, StoreConfig(name="routes"), disk=disk, make=False)
+    assert bucket.entry("pump-1") is None
+    assert bucket.entry("pump-2").value == b"kept-49"  # type: ignore[union-attr]
+    assert list(bucket.reader.verify()) == []
+    assert bucket.change(1) == KvUpdate.purge("pump-1", 1)
+    assert bucket.commit([Change("put", "pump-1", b"anew")]) == [103]
+    bucket.close()
+    bucket = Bucket.open(folder, StoreConfig(name="routes"), disk=disk, make=False)
+    assert bucket.entry("pump-1").value == b"anew"  # type: ignore[union-attr]
+    bucket.close()
+
+
+def test_what_erase_does_not_reach_is_named(tmp_path: Path) -> None:
+    log, shelf = str(tmp_path / "logs" / "readings"), str(tmp_path / "shelf")
+    os.makedirs(os.path.dirname(log))
+    with MessageLog.open(log, content="envelope/1") as writer:
+        writer.append(encode_envelope(Envelope(b"pump-1", b"secret")))
+        writer.roll()
+    with Shipper(log, object_store_for(shelf), node="edge") as shipper:
+        assert shipper.step() == 1
+    write_seams(str(tmp_path), [ShipSeam(log, shelf)])
+
+    without = left_behind(str(tmp_path), logs=False)
+    with_logs = left_behind(str(tmp_path), logs=True)
+
+    assert [one.kind for one in without] == ["shipped", "log", "backup"]
+    assert [one.kind for one in with_logs] == ["shipped", "backup"]
+    assert "1 records are up" in with_logs[0].left
 
 
 def test_the_retained_message_of_a_key_is_erased(tmp_path: Path) -> None:

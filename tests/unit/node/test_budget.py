@@ -6,6 +6,7 @@ import asyncio
 import math
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from penstock.errors import Refused
@@ -110,6 +111,10 @@ def test_time_to_loss_of_a_consumer_is_foretold(tmp_path: Path) -> None:
         (found,) = budget.consumers
         assert (found.channel, found.consumer, found.behind) == ("readings", "billing", 91)
         assert found.seconds == pytest.approx((50 - (141 - 1000)) / 10, rel=0.05)
+        (room,) = budget.channels
+        assert (room.channel, room.records, room.limit) == ("readings", 140, 1000)
+        assert room.seconds == pytest.approx((1000 - 140) / 10, rel=0.05)
+        assert msgspec.to_builtins(budget.describe())["channels"][0]["channel"] == "readings"
 
     asyncio.run(run())
 

@@ -205,6 +205,20 @@ class Bucket(Handle):
                 self._settle(log)
                 self._retention.forget(log, min(revision, self._state.revision) + 1)
 
+    def purge(self, key: str) -> None:
+        """Purge a key if it has anything, and write state.snap without it."""
+        with self._mutex:
+            self._check()
+            log = self._writable()
+            with log.turn(self.options.turn_seconds):
+                self._settle(log)
+                if self._state.entry(key, None) is not None:
+                    for outcome in self._write(log, [Change("purge", key)], self._reckoner.now_ns()):
+                        if isinstance(outcome, PenstockError):
+                            raise outcome
+                    self._settle(log)
+                self._retention.save(log)
+
     def delete(self) -> None:
         """Remove the bucket and everything in it; whoever has it open gets ReplacedError."""
         with self._mutex:

@@ -92,6 +92,10 @@ class BucketRetention:
                 self._checkpoint(log)
             log.drop_before(first)
 
+    def save(self, log: SharedLog) -> None:
+        """Write state.snap now."""
+        self._checkpoint(log)
+
     def close(self) -> None:
         """Let go of the file."""
         self._first.close()

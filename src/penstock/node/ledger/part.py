@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import logging
 import os
+import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from penstock.disk import disk_for, in_disk_thread
 from penstock.lifecycle import Health, State
@@ -23,6 +24,9 @@ _log = logging.getLogger("penstock.node")
 
 _figures = REGISTRY.gauge("ledger_records", "records of a seam: came, went, waiting, lost", labels=("seam", "what"))
 _ok = REGISTRY.gauge("ledger_ok", "whether what came at a seam is accounted for", labels=("seam",))
+
+SETTLED_NS: Final = 10**9
+"""How long ago a folder must have changed for its time to tell that it has not changed again."""
 
 
 class LedgerPart:
@@ -47,6 +51,9 @@ class LedgerPart:
         self._book: Book | None = None
         self._written: list[Seam] | None = None
         self._known: dict[str, tuple[object, SeamCount]] = {}
+        self._channels: tuple[object, list[str]] = (None, [])
+        self._seams: tuple[object, list[Seam]] = (None, [])
+        self._tidied = -1
         self.seams: list[SeamCount] = []
         """What the last look found."""
 
@@ -70,8 +77,10 @@ class LedgerPart:
             await self.look()
 
     async def look(self) -> None:
-        """Look at every seam once."""
-        self.seams = await in_disk_thread(self._look, self._deliveries())
+        """Look at every seam once; what is as it was costs a look at its file and no more."""
+        before, self.seams = self.seams, await in_disk_thread(self._look, self._deliveries())
+        if before and self.seams == before:
+            return
         alarms = [seam.alarm for seam in self.seams if seam.alarm]
         for alarm in alarms:
             if alarm not in self._reason:
@@ -89,15 +98,29 @@ class LedgerPart:
     def _look(self, deliveries: Figures | None) -> list[SeamCount]:
         assert self._book is not None
         config = self._config()
-        seams: list[Seam] = seams_of(config, _channels_of(config.data))
+        seams = self._seams_of(config)
         if seams != self._written:
             write_seams(config.data, seams)
             self._written = seams
         reckoner = LedgerReckoner(self._book, running=self._running(), deliveries=deliveries)
         counts = [self._count(reckoner, seam) for seam in (*seams, *lake_seams(config.data))]
-        reckoner.tidy(config.ledger.keep_hours)
+        if self._tidied != reckoner.hour:
+            reckoner.tidy(config.ledger.keep_hours)
+            self._tidied = reckoner.hour
         self._book.save()
         return counts
+
+    def _seams_of(self, config: NodeConfig) -> list[Seam]:
+        """Return all seams; they are listed anew when the configuration or the folder of channels has changed."""
+        folder = os.path.join(config.data, "ingest")
+        found = disk_for(folder).stat(folder)
+        settled = found is not None and time.time_ns() - found.modified_ns > SETTLED_NS
+        if not settled or self._channels[0] != found:
+            self._channels = found, _channels_of(config.data)
+        known = config, self._channels[1]
+        if self._seams[0] != known:
+            self._seams = known, seams_of(config, self._channels[1])
+        return self._seams[1]
 
     def _count(self, reckoner: LedgerReckoner, seam: Seam) -> SeamCount:
         """Count a seam, unless it is a channel that nobody has written to since the last look of this hour."""
