@@ -12,7 +12,7 @@ from blake3 import blake3
 from edge_use import Killed
 from ship_use import fill, read_all
 
-from penstock.disk import FaultyDisk, MemoryDisk
+from penstock.disk import MemoryDisk
 from penstock.disk.failpoint import arm
 from penstock.disk.folderstore import FolderStore
 from penstock.log.detect import open_log
@@ -22,6 +22,7 @@ from penstock.ship import ShipOptions, Shipper
 from penstock.ship.fence import read_head
 from penstock.ship.remote import ShippedLog
 from penstock.ship.segments import sealed_segments
+from penstock.testing.faulty import FaultyDisk
 
 POINTS = [
     "ship.fence.before", "ship.fence.after", "ship.put.before", "ship.put.after", "ship.page.after",

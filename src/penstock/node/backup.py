@@ -35,7 +35,7 @@ __all__ = ["BackupReport", "back_up", "restore"]
 
 MANIFEST: Final = "penstock-backup.json"
 STAGE: Final = "penstock-backup-stage"
-LEFT_OUT: Final = ("penstock-node-lock", "penstock-node-probe")
+LEFT_OUT: Final = ("penstock-node-lock", "penstock-node-probe", "penstock-reserve")
 CHUNK: Final = 1 << 20
 RETENTION_TRIES: Final = 10
 """How often a log whose retention was faster than the comparison is compared again, each time less of it."""
