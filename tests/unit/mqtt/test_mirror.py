@@ -166,7 +166,7 @@ async def test_both_sides_agree_after_any_changes_at_once(tmp_path: Path) -> Non
         await asyncio.gather(*(change(number) for number in range(4)))
         await asyncio.sleep(0.1)
         await world.mirror.settled()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while world.topics() != {f"state/{key}": value for key, value in (await world.keys()).items()}:
                 await asyncio.sleep(0.02)
         await world.mirror.stop()
