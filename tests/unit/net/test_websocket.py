@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import ssl
 from pathlib import Path
@@ -261,6 +262,7 @@ def test_a_ping_between_the_fragments_of_a_message_is_answered(runner: Any) -> N
         (masked(Opcode.TEXT, b"words"), "a text frame"),
         (masked(Opcode.CLOSE, b"\x03"), "close frame too short"),
     ],
+    ids=(f"frame{number}" for number in itertools.count()),  # of their own: masks are random
 )
 def test_a_frame_that_is_wrong_ends_the_connection_with_the_reason(runner: Any, frames: bytes, reason: str) -> None:
     async def main() -> None:
