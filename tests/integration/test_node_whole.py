@@ -240,4 +240,4 @@ def test_the_ledger_is_exact_after_a_kill_and_the_node_goes_on(served: Served) -
     done = penstock("erase", served.data, "--key", "plant/1", "--json")
     said = [json.loads(line) for line in done.stdout.splitlines()]
     assert [(one["kind"], one["count"]) for one in said if "count" in one] == [("fold", 1), ("retained", 0)]
-    assert {one["kind"] for one in said if "left" in one} == {"log", "backup"}
+    assert {one["kind"] for one in said if "left" in one} == {"log", "backup", "shipped"}
