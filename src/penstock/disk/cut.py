@@ -50,9 +50,10 @@ class CutWatch:
 
     def check(self) -> None:
         """Raise CorruptionError if the file was cut since it was opened, now and from then on."""
+        known = self._size  # before the look: another thread may see the file grow, and note that, in between
         size = self._file.stat().size
-        if size < self._size or any(guard.torn for guard in self._guards):
-            reason = f"it was cut while it was open, and had {self._size} bytes"
+        if size < known or any(guard.torn for guard in self._guards):
+            reason = f"it was cut while it was open, and had {known} bytes"
             self._cut = self._cut or CorruptionError(self._path, size, reason)
         elif size > self._size:
             self._size = size
