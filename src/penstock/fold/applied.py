@@ -29,7 +29,6 @@ from typing import Any, TypeVar
 from penstock.batch import UpdateBatch
 from penstock.disk import Backoff, in_disk_thread
 from penstock.errors import (
-    ClosedError,
     ExpiredError,
     NotConnected,
     OptionsError,
@@ -41,6 +40,7 @@ from penstock.fold.claims import Claim
 from penstock.fold.comparing import Comparing
 from penstock.fold.face import BatchConfig, FoldStore, WatchScope
 from penstock.fold.guards import may_relist, resume_cursor, waits_for_room
+from penstock.fold.moments import Moments
 from penstock.fold.queue import FoldQueue
 from penstock.fold.reconcile import KnownKeys
 from penstock.fold.seen import SeenNote, fingerprint_of_change, owner_of, seen_note_of
@@ -118,8 +118,7 @@ class AppliedWatch:
         self._seen: SeenNote | None = None
         self._owner: bytes | None = None  # of the bucket, once it was looked at
         self._followed_at = float("-inf")
-        self._requests: deque[tuple[Callable[[Any], Any], asyncio.Future[Any]]] = deque()
-        self._ended = False
+        self._moments = Moments(self._name)
         self.resyncs = 0
         """How often the cursor had expired."""
         self._comparing = Comparing(
@@ -155,7 +154,7 @@ class AppliedWatch:
     def health(self) -> Health:
         """Return how the fold is, without waiting."""
         watch = self._watch
-        if self._ended:
+        if self._moments.ended:
             return Health(State.STOPPED, "the fold has ended")
         if watch is None:
             return Health(State.STARTING, "the watch does not stand yet")
@@ -188,10 +187,7 @@ class AppliedWatch:
         """
         if self._store is None:
             raise OptionsError(f"{self._name}: the fold has no store")
-        if self._ended:
-            raise ClosedError(f"{self._name}: the fold has ended")
-        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._requests.append((call, answer))
+        answer = self._moments.ask(call)
         self._wake.set()
         return await answer
 
@@ -236,8 +232,9 @@ class AppliedWatch:
                     await self._resync(self._live)
                 elif self._comparing.waits:
                     await self._compare()
-                elif self._requests:
-                    await self._serve()
+                elif self._moments:
+                    await self._settle()
+                    await self._moments.serve(self._store)
                 elif looking.done() and looking.exception() is not None:
                     await self._settle()
                     looking.result()
@@ -254,10 +251,7 @@ class AppliedWatch:
             await self._settle()
             return self.applied
         finally:
-            self._ended = True
-            for _, answer in self._requests:
-                if not answer.done():
-                    answer.set_exception(ClosedError(f"{self._name}: the fold has ended"))
+            self._moments.end()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -374,21 +368,6 @@ class AppliedWatch:
             if not await self._flush():
                 deadline = self._queue.deadline or 0.0
                 await asyncio.sleep(max(0.0, deadline - asyncio.get_running_loop().time()))
-
-    async def _serve(self) -> None:
-        """Answer one request of between_flushes."""
-        await self._settle()
-        call, answer = self._requests.popleft()
-        if answer.done():  # whoever asked has gone away
-            return
-        try:
-            found = await in_disk_thread(call, self._store)
-        except Exception as exc:  # noqa: BLE001 - it belongs to whoever asked
-            if not answer.done():
-                answer.set_exception(exc)
-        else:
-            if not answer.done():
-                answer.set_result(found)
 
     # --- Resync
 

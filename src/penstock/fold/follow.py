@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -26,9 +25,10 @@ import numpy as np
 
 from penstock.batch import Batch, Spans, UpdateBatch
 from penstock.disk import Disk, LoopWait, disk_for, in_disk_thread
-from penstock.errors import ClosedError, ExpiredError, OptionsError, ReadOnlyError, ReplacedError, RetryError
+from penstock.errors import ExpiredError, OptionsError, ReadOnlyError, ReplacedError, RetryError
 from penstock.fold.claims import Claim
 from penstock.fold.guards import store_failure_is_fatal, waits_for_room
+from penstock.fold.moments import Moments
 from penstock.fold.seen import SeenNote, owner_of
 from penstock.fold.source import SourceNote, source_of
 from penstock.log.detect import open_log
@@ -147,9 +147,8 @@ class Follow:
         self._claim = Claim(store, log.path)
         self._next: int | None = None
         self._end = 0
-        self._requests: deque[tuple[Callable[[SnapshotStore], Any], asyncio.Future[Any]]] = deque()
+        self._moments = Moments(store.path)
         self._waiting: LoopWait | None = None
-        self._ended = False
         self.records = 0
         """Records folded by this object."""
         self.restarts = 0
@@ -173,10 +172,7 @@ class Follow:
         That is how a fold is exported: the store's cursor is exactly what its files hold.  What ``call`` raises comes
         out here, and the fold goes on.  ClosedError when the fold has ended or ends first.
         """
-        if self._ended:
-            raise ClosedError(f"{self._store.path}: the fold has ended")
-        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._requests.append((call, answer))
+        answer = self._moments.ask(call)
         if self._waiting is not None:
             self._waiting.wake()
         return await answer
@@ -185,45 +181,27 @@ class Follow:
 
     async def run(self, *, once: bool = False) -> WatchCursor:
         """Fold until ``stop`` is set, or with ``once`` until the end of the log as it is now; return the cursor."""
-        self._ended = False
+        self._moments.begin()
         stopped = asyncio.create_task(self._stop.wait())
         stopped.add_done_callback(lambda _: self._waiting.wake() if self._waiting is not None else None)
         try:
             while not self._stop.is_set():
-                await self._serve()
+                while self._moments:
+                    await self._moments.serve(self._store)
                 waiting = self._waiting = self._waiting or self._log.waiter()
                 count = await self.step()
                 if count:
                     waiting.reset()
-                elif once and not self._requests:
+                elif once and not self._moments:
                     break
-                elif not self._requests and not self._stop.is_set():
+                elif not self._moments and not self._stop.is_set():
                     await waiting.pause()
             return self.cursor
         finally:
             stopped.cancel()
             self._stop_waiting()
             self.close()
-            self._ended = True
-            for _, answer in self._requests:
-                if not answer.done():
-                    answer.set_exception(ClosedError(f"{self._store.path}: the fold has ended"))
-            self._requests.clear()
-
-    async def _serve(self) -> None:
-        """Answer those who asked for a moment between two applies."""
-        while self._requests:
-            call, answer = self._requests.popleft()
-            if answer.done():  # whoever asked has gone away
-                continue
-            try:
-                found = await in_disk_thread(call, self._store)
-            except Exception as exc:  # noqa: BLE001 - it belongs to whoever asked
-                if not answer.done():
-                    answer.set_exception(exc)
-            else:
-                if not answer.done():
-                    answer.set_result(found)
+            self._moments.end()
 
     async def step(self) -> int:
         """Fold one batch; return how many records it had, 0 at the end of the log."""
@@ -245,6 +223,7 @@ class Follow:
             await self._restart(exc.reason, reopen=True)
             return await self.step()
         if not len(batch):
+            self._next = max(self._next, batch.next_position)  # it may have gone on into a file without records yet
             return 0
         updates = self._to_updates(batch)
         if not await self._apply(updates, batch.next_position, fingerprint_of(batch)):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fold_fakes import MemoryStore
 from nats_use import new_store
 
 from penstock.batch import UpdateBatch
@@ -20,14 +19,6 @@ from penstock.kv import NatsConnection, NatsOptions, StoreConfig
 from penstock.kv.nats.bucket import NatsKvStore
 from penstock.kv.nats.watch import NatsWatch
 from penstock.testing.nats import NatsServer
-
-_spec = importlib.util.spec_from_file_location("fold_fakes", Path(__file__).parents[2] / "unit" / "fold" / "fakes.py")
-assert _spec is not None
-assert _spec.loader is not None
-fakes: Any = importlib.util.module_from_spec(_spec)
-sys.modules.setdefault("fold_fakes", fakes)
-_spec.loader.exec_module(fakes)
-MemoryStore = fakes.MemoryStore
 
 ALL = WatchScope.all()
 QUICK = BatchConfig(window_seconds=0.005)

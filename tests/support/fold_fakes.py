@@ -7,8 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.batch import UpdateBatch
+from penstock.errors import ExpiredError
+from penstock.fold import AppliedWatch, BatchConfig, WatchScope
 from penstock.kv.roles import KvReader, KvWatcher, Watch
 from penstock.types import KvEntry, KvUpdate, Op, WatchCursor
+
+QUICK = BatchConfig(window_seconds=0.01, max_updates=100, channel_capacity=256, retry_seconds=0.0)
+PATIENT = BatchConfig(window_seconds=60.0, max_updates=100, channel_capacity=256, retry_seconds=0.0)
+ALL = WatchScope.all()
+EXPIRED = ExpiredError("KV_b", 3, 9)
 
 
 class MemoryStore:
@@ -141,3 +148,33 @@ class ListedReader(KvReader):
 
 def put(key: str, revision: int | None, value: bytes = b"v") -> KvUpdate:
     return KvUpdate.put(key, value, revision)
+
+
+class Seen:
+    """Collects what apply was given, and what the cursor was meanwhile."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[str]] = []
+        self.reported: list[int | None] = []
+
+    def apply(self, batch: UpdateBatch) -> None:
+        self.batches.append([update.key for update in batch])
+
+    def on_applied(self, cursor: WatchCursor) -> None:
+        self.reported.append(cursor.token.as_int())
+
+    @property
+    def keys(self) -> list[str]:
+        return [key for batch in self.batches for key in batch]
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+def fold(watch: Any, seen: Seen, **settings: Any) -> AppliedWatch:
+    watcher = settings.pop("watcher", None) or ScriptedWatcher(resumed=watch)
+    settings.setdefault("config", QUICK)
+    return AppliedWatch(watcher, settings.pop("scope", ALL), apply=seen.apply, on_applied=seen.on_applied, **settings)
