@@ -58,7 +58,7 @@ def test_the_folder_of_a_bucket_has_the_files_drawn(tmp_path: Path) -> None:
     boot = Reckoner(clock, PosixDisk()).boot
     expiry = b'{"keys":{"lease":[1,2000000000000000000,30000000000,30000000000,%d]},"version":2,' % boot
     assert (folder / "expiry.json").read_bytes().startswith(expiry)
-    assert (folder / "head").read_bytes() == (1).to_bytes(8, "little")
+    assert (folder / "head").read_bytes() == (1).to_bytes(8, "little") + PosixDisk().boot_id()
     assert (folder / "state.snap").read_bytes().startswith(b"PGSS\x02\x00")
 
 

@@ -26,7 +26,7 @@ from penstock.batch import Batch, UpdateBatch
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.disk import Disk, File, Handle, ReadFile, save_atomically
 from penstock.disk.doors import refuse_foreign
-from penstock.disk.plain import clear_folder, refuse_link
+from penstock.disk.plain import boot_id_of, clear_folder, refuse_link
 from penstock.disk.posix import folder_of
 from penstock.errors import (
     ClosedError,
@@ -40,6 +40,7 @@ from penstock.errors import (
 from penstock.kv.embedded.format import MAX_RECORD_BYTES, decode_config, encode_config, encode_record
 from penstock.kv.embedded.options import EmbeddedOptions
 from penstock.kv.embedded.plan import RECORD_OVERHEAD, Change, plan_changes
+from penstock.kv.embedded.powercut import HoleError, cut_hole, encode_head, lost_power
 from penstock.kv.embedded.reckon import Reckoner
 from penstock.kv.embedded.retain import BucketRetention
 from penstock.kv.embedded.state import BucketState, arrange
@@ -104,7 +105,7 @@ class Bucket(Handle):
         self._log: SharedLog | None = None  # opened by the first write
         self._hint: ReadFile | None = None  # ``head`` as a reader has it
         self._head: File | None = None  # and as a writer does
-        self._may_write = True
+        self._may_write, self._boot = True, boot_id_of(disk) or bytes(16)
         self.reader = MessageLogReader(path, disk)
         self._state = BucketState(disk, folder, self._reckoner)
         self._retention = BucketRetention(
@@ -113,7 +114,11 @@ class Bucket(Handle):
         lost = lost_at_end(self.reader)
         if lost is not None:
             raise CorruptionError(lost.file, lost.byte, lost.reason)
-        self.catch_up()
+        try:
+            self.catch_up()
+        except BaseException:
+            self.close()
+            raise
 
     @classmethod
     def open(
@@ -141,7 +146,19 @@ class Bucket(Handle):
             disk.sync_folder(folder_of(folder))
         with disk.open(path) as file:
             found = decode_config(path, file.read_at(0, 1 << 16))
-        return cls(folder, found, options or EmbeddedOptions(), disk, clock)
+        options = options or EmbeddedOptions()
+        try:
+            return cls(folder, found, options, disk, clock)
+        except HoleError as hole:
+            if not lost_power(folder, disk, hole):
+                raise
+            try:
+                cut_hole(folder, disk, _log_options(found, options), hole)
+            except OSError as exc:
+                if exc.errno not in NO_RIGHT:
+                    raise
+                raise hole from None  # whoever may write has to open it first
+        return cls(folder, found, options, disk, clock)
 
     # --- Writing
 
@@ -445,7 +462,7 @@ class Bucket(Handle):
         else:
             last = int(log.append_many(records, timestamp_ns=now_ns)[-1])
         assert self._head is not None
-        self._head.write_at(0, last.to_bytes(8, "little"))
+        self._head.write_at(0, encode_head(last, self._boot))
         self._retention.wrote(last)
         CHANGES.add(len(records), bucket=self.config.name)
         return last
@@ -504,9 +521,7 @@ class Bucket(Handle):
         wrong = np.flatnonzero(batch.positions != wanted)
         if len(wrong):
             missing, found = int(wanted[wrong[0]]), int(batch.positions[wrong[0]])
-            raise CorruptionError(
-                self.reader.path, 0, f"the changes from revision {missing} to {found - 1} are missing from the log"
-            )
+            raise HoleError(self.reader.path, missing, found)
 
     def _incomplete(self, have: int, first: int) -> CorruptionError:
         """Return what to say when neither state.snap nor the log has some of the changes."""

@@ -43,7 +43,7 @@ from penstock.log.messagelog.segment import Segment
 from penstock.metrics import REGISTRY
 from penstock.types import Problem
 
-__all__ = ["Recovery", "SegmentState", "recover"]
+__all__ = ["Recovery", "SegmentState", "recover", "set_aside_behind"]
 
 logger = logging.getLogger(__name__)
 
@@ -129,6 +129,38 @@ def map_whole(file: File, size: int) -> Mapping | bytes:
 def recover(disk: Disk, folder: str, options: MessageLogOptions, durable: int = 0) -> Recovery:
     """Make a log ready to be written on; the caller holds its lock.  Below ``durable`` every entry was synced."""
     return _Recoverer(disk, folder, options, durable).run()
+
+
+def set_aside_behind(disk: Disk, folder: str, missing: int) -> None:
+    """Set aside every byte behind the hole that begins with number ``missing``; the caller holds the lock."""
+    numbers = sorted(number for number in map(segment_number, disk.list(folder)) if number is not None)
+    for number in reversed(numbers):
+        path = os.path.join(folder, segment_name(number) + LOG)
+        if number > missing:
+            target = bad_path(disk, path)
+            with contextlib.suppress(FileNotFoundError):
+                disk.remove(os.path.join(folder, segment_name(number) + INDEX))
+            disk.rename(path, target)
+            logger.warning("%s: behind a hole that a power cut left; set aside as %s", path, os.path.basename(target))
+            continue
+        with disk.modify(path) as file:
+            size = file.stat().size
+            segment = Segment(disk, folder, number, sealed=True)
+            try:
+                walk = walk_segment(map_whole(file, size), number)
+                damages = segment.damages(walk.end) if walk.end < size else iter(())
+                hole = next((place for place in damages if (place.high or 0) > missing), None)
+            finally:
+                segment.close()
+            if hole is not None:
+                target = bad_path(disk, f"{path}.{hole.start}")
+                save_atomically(disk, target, file.read_at(hole.start, size - hole.start))
+                file.truncate(hole.start)
+                file.sync()
+                what = "a power cut left a hole here; what lies behind it was set aside in"
+                logger.warning("%s at byte %d: %s %s", path, hole.start, what, os.path.basename(target))
+        break
+    disk.sync_folder(folder)
 
 
 class _Recoverer:

@@ -30,7 +30,7 @@ from penstock.errors import LockedError, ReplacedError
 from penstock.log.messagelog.active import ActiveSegment
 from penstock.log.messagelog.format import COLUMNS, ENTRY_OVERHEAD, INDEX_ENTRY, LOG, MAX_SEQ, EntryStop, segment_number
 from penstock.log.messagelog.options import MessageLogOptions
-from penstock.log.messagelog.recover import SegmentState, map_whole, walk_segment
+from penstock.log.messagelog.recover import SegmentState, map_whole, set_aside_behind, walk_segment
 from penstock.log.messagelog.writer import MessageLog
 from penstock.log.sidecar import Sidecar
 from penstock.options import options_from, shows_options
@@ -164,6 +164,17 @@ class SharedLog(MessageLog):
     def sealed_ends(self) -> list[tuple[int, int]]:
         """The (last number, bytes) of each sealed segment, oldest first, as of the last turn."""
         return [(segment.last_seq, segment.size) for segment in self._files.states[:-1]]
+
+    def set_aside_behind(self, missing: int) -> None:
+        """Set aside what lies behind a hole that begins with the number ``missing``, inside of a turn.
+
+        For who knows that a power cut made the hole, and wants the log as some append left it.
+        """
+        with self._mutex:
+            with self._syncing:
+                self._files.let_go()
+            set_aside_behind(self._disk, self.path, missing)
+            self._open()
 
     # --- The lock
 
