@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import threading
+import time
 from typing import Any, Final
 
 import numpy as np
@@ -32,6 +33,8 @@ CHUNK_BYTES: Final = 1 << 20
 PAGE: Final = 4096
 FEW_UNSORTED: Final = 4096
 LOOKS: Final = 8
+UNFINISHED_SECONDS: Final = 0.001
+"""How long an apply without its cursor is looked at: an owner that lives has written it by then."""
 PIECE: Final = 1 << 16
 """How many keys a rewrite looks at before others get the index."""
 ROUNDS: Final = 8
@@ -98,7 +101,10 @@ def size_without_holes(path: str, file: ReadFile) -> int:
 
 def check_mark(path: str, end: int, sidecar: Sidecar) -> None:
     """Refuse a log whose whole records end before its durable mark: it was cut, or is older than its mark."""
-    mark = sidecar.durable_position()
+    _refuse_older(path, end, sidecar, sidecar.durable_position())
+
+
+def _refuse_older(path: str, end: int, sidecar: Sidecar, mark: int | None) -> None:
     if mark is not None and end < mark:
         raise CorruptionError(
             path,
@@ -108,9 +114,22 @@ def check_mark(path: str, end: int, sidecar: Sidecar) -> None:
         )
 
 
+def _is_unfinished(state: Replayed, buffer: Any) -> bool:
+    """Whether updates without their cursor are at the end: of an owner that writes them now, or died meanwhile."""
+    if not state.fold.cursors:
+        return False
+    last = cursor_record(state.fold.cursor)
+    return bytes(memoryview(buffer)[max(0, state.end - len(last)) : state.end]) != last or not state.clean
+
+
 def read_log(disk: ReadDisk, path: str, unfinished: Unfinished = "keep") -> tuple[Replayed, Any]:
-    """Read a log that may have an owner, changing nothing; return what was found and the buffer."""
+    """Read a log that may have an owner, changing nothing; return what was found and the buffer.
+
+    An apply that is being written is waited for, so that what is read is what some apply left.
+    """
+    sidecar, before = sidecar_of(disk, path), -1
     for look in range(LOOKS):
+        mark = sidecar.durable_position()  # before the end, which its owner may move meanwhile
         with disk.open(path) as file:
             wanted = size_without_holes(path, file)
             try:
@@ -118,15 +137,17 @@ def read_log(disk: ReadDisk, path: str, unfinished: Unfinished = "keep") -> tupl
             except MemoryError:
                 raise OSError(errno.ENOMEM, f"{wanted} bytes do not fit into memory", path) from None
             size = file.read_into(0, buffer.data) if len(buffer) else 0
-            found = file.stat()
         state = replay(path, buffer, size, unfinished)
+        if size != before and look + 1 < LOOKS and _is_unfinished(state, buffer):
+            before = size
+            time.sleep(UNFINISHED_SECONDS)
+            continue
         try:
-            check_mark(path, state.written, sidecar_of(disk, path))
+            _refuse_older(path, state.written, sidecar, mark)
         except CorruptionError:
-            now = disk.stat(path)
-            if look + 1 == LOOKS or (now is not None and (now.identity, now.size) == (found.identity, found.size)):
+            if look + 1 == LOOKS or sidecar.durable_position() == mark:
                 raise
-            continue  # its owner has written to it, or rewritten it, between our two looks
+            continue  # its owner has rewritten it between our two looks: the mark was lowered before that
         break
     return state, buffer
 

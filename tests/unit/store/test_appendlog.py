@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import random
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pytest
 
 from penstock.batch import UpdateBatch
-from penstock.disk import MemoryDisk
+from penstock.disk import MemoryDisk, PosixDisk
 from penstock.errors import ClosedError, LockedError, OptionsError
 from penstock.kernel import Fold, native
 from penstock.store import AppendLogOptions, AppendLogStore, SnapshotWriter, digest_entries, load, logfile
@@ -353,3 +354,67 @@ def test_a_rewrite_between_the_two_halves_of_a_sort_changes_nothing(
 def test_slots_of_another_index_are_refused() -> None:
     with pytest.raises(ValueError, match="of another index"):
         Fold().adopt(np.arange(3, dtype=np.uint32))
+
+
+class BusyFile:
+    """A file whose owner appends and syncs right after somebody has read it."""
+
+    def __init__(self, file: Any, then: Callable[[], None]) -> None:
+        self._file, self._then = file, then
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def read_into(self, offset: int, target: memoryview) -> int:
+        count: int = self._file.read_into(offset, target)
+        self._then()
+        return count
+
+
+def test_a_reader_is_not_told_of_damage_when_the_owner_syncs_between_two_looks(tmp_path: Path) -> None:
+    class BusyDisk(PosixDisk):
+        def open(self, name: str) -> Any:
+            file = super().open(name)
+            return BusyFile(file, more) if name == path else file
+
+    def more() -> None:
+        owner.apply([KvUpdate.put("k", b"2")], WatchCursor.of(2))
+        owner.sync()
+
+    path = str(tmp_path / "fold.snap")
+    with AppendLogStore.open(path, sync="always") as owner:
+        owner.apply([KvUpdate.put("k", b"1")], WatchCursor.of(1))
+        with AppendLogStore.open(path, read_only=True, disk=BusyDisk()) as reader:
+            assert reader.cursor() == WatchCursor.of(1)
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_a_reader_sees_an_apply_that_is_being_written_whole_or_as_it_was_left(tmp_path: Path, lives: bool) -> None:
+    class BusyDisk(PosixDisk):
+        def open(self, name: str) -> Any:
+            file = super().open(name)
+            return BusyFile(file, more) if name == path else file
+
+    def more() -> None:
+        if lives and rest:
+            with open(path, "ab") as file:
+                file.write(rest.pop())
+
+    path = str(tmp_path / "fold.snap")
+    with AppendLogStore.open(path) as owner:
+        owner.apply([KvUpdate.put("a", b"1"), KvUpdate.put("b", b"1")], WatchCursor.of(1))
+        first = os.path.getsize(path)
+        owner.apply([KvUpdate.put("a", b"2"), KvUpdate.put("b", b"2")], WatchCursor.of(2))
+        data = Path(path).read_bytes()
+    middle = first + (len(data) - first) // 3 + 1  # one update of two
+    rest = [data[middle:]]
+    Path(path).write_bytes(data[:middle])
+    with AppendLogStore.open(path, read_only=True, disk=BusyDisk()) as reader:
+        found = [bytes(entry.value) for entry in reader.range()], reader.cursor()
+    assert found == (([b"2", b"2"], WatchCursor.of(2)) if lives else ([b"2", b"1"], WatchCursor.of(1)))
