@@ -89,7 +89,7 @@ def log_window(log: LogReader) -> Window:
     async def kept(cursor: WatchCursor) -> bool:
         position = cursor.token.as_int()
         return position is not None and await in_disk_thread(
-            lambda: log.first_position <= position <= log.next_position
+            lambda: log.keeps(position) and position <= log.next_position
         )
 
     return kept

@@ -80,6 +80,12 @@ class LogReader(Protocol):
         ``on_damage`` says; whole records before that are returned first.
         """
 
+    def keeps(self, position: int) -> bool:
+        """Whether nothing at or behind ``position`` was removed: a reader that stands there has missed no record.
+
+        So at ``first_position`` and behind it, and where it stands at the end of a file that has gone since.
+        """
+
     def skip_damage(self, position: int) -> tuple[int, Problem] | None:
         """Return where reading goes on behind damage at ``position``, and what it is; None if there is none.
 

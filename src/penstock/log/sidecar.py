@@ -4,6 +4,8 @@
     <prefix>lock           the writer's lock; of a log that is a row of files also a register: boot id and where the
                            last file was ended
     <prefix>mark           a register: boot id and durable position
+    <prefix>dropped        of a log that is a row of files, a register: log id and where the newest file ended that
+                           retention has taken: who had read so far has missed nothing
     <prefix>cursor-<name>  a register: log id and a consumer's position
 
 The prefix is ``penstock-`` inside a log that is a folder and ``<base>.penstock-`` beside one that is a
@@ -243,6 +245,7 @@ class Sidecar:
         self.prefix = prefix
         self.mark = Register(disk, prefix + "mark")
         self.rolls = Register(disk, prefix + "lock")
+        self._dropped = Register(disk, prefix + "dropped")
         self._cursors: dict[str, Register] = {}
 
     # --- Identity
@@ -317,6 +320,20 @@ class Sidecar:
         except (OSError, CorruptionError):
             return None  # only its owner may read it, or it is damaged: nobody knows
         return found[1] if found is not None and found[0] == boot_id_of(self._disk) else None
+
+    def note_dropped(self, position: int) -> None:
+        """Note where a file ends that is about to be removed; who stood there is told of a loss if this fails."""
+        with contextlib.suppress(OSError):
+            self._dropped.write(self._log_id(), position, sync=False)
+            self._dropped.close()  # it is rare, and others write it too: the next one looks again
+
+    def dropped_end(self) -> int | None:
+        """Return where the newest file ended that was removed, if that is known."""
+        try:
+            found = self._dropped.read()
+        except (OSError, CorruptionError):
+            return None
+        return found[1] if found is not None and found[0] == self._log_id() else None
 
     def remove_mark(self) -> None:
         """Forget the mark."""

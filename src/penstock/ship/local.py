@@ -19,7 +19,7 @@ from penstock.log.face import LogReader
 from penstock.log.sidecar import Sidecar
 from penstock.metrics import REGISTRY
 from penstock.ship.manifest import Head, decode_page
-from penstock.ship.segments import sealed_segments
+from penstock.ship.segments import note_removal, sealed_segments
 
 __all__ = ["drop_shipped", "ship_cursor"]
 
@@ -48,6 +48,7 @@ def drop_shipped(disk: Disk, log: LogReader, sidecar: Sidecar, head: Head, store
     for segment in segments[:-1]:  # a writer that finds only an empty segment goes on in the one before
         if segment.next > floor or not _is_up(segment.path, segment.first, segment.next, disk, head, store):
             break
+        note_removal(disk, log, segment, sidecar)
         for path in reversed(segment.paths()):
             fail_point("ship.drop.before")
             with contextlib.suppress(FileNotFoundError):

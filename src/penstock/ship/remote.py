@@ -257,6 +257,10 @@ class ShippedLog(ClosingHandle):
             self._check_open()
             return self._open_at(position).skip_damage(position) if position < self.head.next else None
 
+    def keeps(self, position: int) -> bool:
+        """Whether nothing at or behind ``position`` was removed."""
+        return position >= self.first_position
+
     def gaps(self, expected: int | None, batch: Batch) -> int:
         """Return at how many places records are missing in a batch and in front of it."""
         return gaps_in(self.format, expected, batch)

@@ -20,10 +20,12 @@ from penstock.log.face import Cuttable, LogReader
 from penstock.log.filechannel.format import segment_path
 from penstock.log.filechannel.segments import Folder as ChannelFolder
 from penstock.log.messagelog.format import segment_name, segment_number
+from penstock.log.sidecar import Sidecar
 from penstock.log.xchannel.files import ChannelFile, discover
-from penstock.log.xchannel.format import FIRST_SLOT, file_path, position_of
+from penstock.log.xchannel.format import FIRST_SLOT, file_path, position_of, split_position
+from penstock.log.xchannel.remove import note_end
 
-__all__ = ["LocalSegment", "sealed_segments", "oldest_time_ns", "survey", "log_files"]
+__all__ = ["LocalSegment", "sealed_segments", "oldest_time_ns", "note_removal", "survey", "log_files"]
 
 CUT_BYTES: Final = 8 << 20
 READ_RECORDS: Final = 65_536
@@ -106,6 +108,12 @@ _SEALED: Final[dict[str, Callable[[Disk, LogReader, int], Iterator[LocalSegment]
     "filechannel": _filechannel,
     "xchannel": _xchannel,
 }
+
+
+def note_removal(disk: Disk, log: LogReader, segment: LocalSegment, sidecar: Sidecar) -> None:
+    """Have readers that stand at the end of a segment go on in the next one once this one is gone."""
+    if log.format == "xchannel":
+        note_end(disk, log.path, split_position(segment.first)[0], sidecar)
 
 
 def check_format(format: str) -> None:

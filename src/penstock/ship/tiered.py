@@ -95,6 +95,10 @@ class TieredLog(ClosingHandle):
         here = position >= self._local.first_position
         return self._local.skip_damage(position) if here else self._shipped.skip_damage(position)
 
+    def keeps(self, position: int) -> bool:
+        """Whether nothing at or behind ``position`` was removed."""
+        return position >= self.first_position or self._local.keeps(position)
+
     def gaps(self, expected: int | None, batch: Batch) -> int:
         """Return at how many places records are missing in a batch and in front of it."""
         return self._local.gaps(expected, batch)
@@ -103,7 +107,7 @@ class TieredLog(ClosingHandle):
         """Return records from ``position`` on, from here if it is here."""
         for _ in range(2):
             first = self._local.first_position
-            if position >= first:
+            if self._local.keeps(position):
                 try:
                     return self._local.read(position, limit)
                 except ExpiredError:

@@ -290,6 +290,23 @@ def test_local_segments_go_only_when_shipped_and_passed_by_every_cursor(
             assert read_all(remote) == wanted
 
 
+def test_who_has_read_a_shipped_file_to_its_end_goes_on_in_the_next_when_it_is_deleted(
+    store: Obstore, tmp_path: Path
+) -> None:
+    with open_writer("xchannel", tmp_path / "log") as writer:
+        writer.append_many([b"one", b"two"])
+        with open_log(str(tmp_path / "log")) as log:
+            end = log.next_position
+        seal("xchannel", writer)
+        wanted = fill("xchannel", writer, 0, 5)
+        with Shipper(tmp_path / "log", store, options=ShipOptions(delete_local=True)) as shipper:
+            while shipper.step():
+                pass
+        with open_log(str(tmp_path / "log")) as log:
+            assert log.first_position > end
+            assert log.read(end).to_payloads() == wanted
+
+
 def _disk() -> Any:
     from penstock.disk import PosixDisk
 

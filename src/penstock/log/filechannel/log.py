@@ -102,6 +102,10 @@ class FileChannelLog(ClosingHandle):
         """How many places reading has stepped over so far."""
         return self._met.count
 
+    def keeps(self, position: int) -> bool:
+        """Whether nothing at or behind ``position`` was removed."""
+        return position >= self.first_position
+
     def gaps(self, expected: int | None, batch: Batch) -> int:
         """Return whether messages are missing in front of a batch."""
         return gaps(expected, batch)

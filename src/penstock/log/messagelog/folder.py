@@ -20,7 +20,7 @@ from penstock.types import Problem
 __all__ = ["LogFolder"]
 
 CRC_FAILURES: Final = REGISTRY.counter("message_log_crc_failures", "damaged places met in message logs")
-KEPT_SEGMENTS: Final = 64
+KEPT_SEGMENTS: Final = 8
 """How many segments a reader keeps open."""
 
 

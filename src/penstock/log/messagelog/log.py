@@ -125,6 +125,10 @@ class MessageLogReader(ClosingHandle):
         """How many places reading has stepped over so far."""
         return self._folder.damage.count
 
+    def keeps(self, position: int) -> bool:
+        """Whether nothing at or behind ``position`` was removed."""
+        return position >= self.first_position
+
     def gaps(self, expected: int | None, batch: Batch) -> int:
         """Return at how many places numbers are missing in a batch and in front of it."""
         return gaps(expected, batch)

@@ -41,6 +41,7 @@ from penstock.log.xchannel.format import (
     split_position,
 )
 from penstock.log.xchannel.options import DEFAULT_REGION_BYTES
+from penstock.log.xchannel.place import was_at_end
 from penstock.log.xchannel.reader import Reader
 from penstock.log.xchannel.writer import Writer
 from penstock.types import Problem
@@ -131,9 +132,8 @@ class XChannelLog(Handle):
 
     def read(self, position: int, limit: int = DEFAULT_LIMIT) -> Batch:
         """Return records from ``position`` on."""
-        first = self.first_position
-        if position < first:
-            raise ExpiredError(self.path, position, first)
+        if not self.keeps(position):
+            raise ExpiredError(self.path, position, self.first_position)
         with self._lock:
             while True:
                 try:
@@ -180,6 +180,11 @@ class XChannelLog(Handle):
                 self._met.add(Problem(file.path, offset, reason))
         finally:
             file.close()
+
+    def keeps(self, position: int) -> bool:
+        """Whether nothing at or behind ``position`` was removed."""
+        first = self.first_position
+        return position >= first or was_at_end(self._sidecar, position, first)
 
     def gaps(self, expected: int | None, batch: Batch) -> int:
         """Return at how many places whole files are missing in a batch and in front of it."""

@@ -25,10 +25,19 @@ from penstock.log.sidecar import Sidecar
 from penstock.log.xchannel.files import ChannelFile, discover, problem_at, sidecar_prefix, written_behind
 from penstock.log.xchannel.format import FIRST_SLOT, RecordStop, file_path, position_of, split_position
 
-__all__ = ["Place"]
+__all__ = ["Place", "was_at_end"]
 
 HALF_MADE_SECONDS: Final = 0.05
 """How long a file may take from its name to its header: xchannel 2.0.0 names it first and then maps a whole region."""
+
+
+def was_at_end(sidecar: Sidecar, position: int, first: int) -> bool:
+    """Whether a position before ``first`` is where the newest of the files ended that retention has taken."""
+    end = sidecar.dropped_end()
+    if end is None or position < end:
+        return False
+    gone = split_position(end)[0]
+    return split_position(position)[0] == gone == split_position(first)[0] - 1
 
 
 class Place:
@@ -100,11 +109,14 @@ class Place:
 
     def go_to(self, position: int) -> None:
         """Stand on the record at ``position``."""
+        sequences = self._sequences()
+        first = position_of(sequences[0], FIRST_SLOT)
+        if was_at_end(self.sidecar, position, first):
+            position = first
         sequence, offset = split_position(position)
         offset = max(offset, FIRST_SLOT)
-        sequences = self._sequences()
         if sequence < sequences[0]:
-            raise ExpiredError(self.path, position, position_of(sequences[0], FIRST_SLOT))
+            raise ExpiredError(self.path, position, first)
         if sequence not in sequences:
             raise OptionsError(f"{self.path}: position {position} is past the end of the channel")
         try:

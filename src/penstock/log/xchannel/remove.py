@@ -8,12 +8,14 @@ import os
 
 from penstock.disk import Disk, ReadFile, disk_for
 from penstock.disk.posix import folder_of
+from penstock.errors import PenstockError
+from penstock.kernel import Cursor
 from penstock.log.sidecar import Sidecar
-from penstock.log.xchannel.files import discover, sidecar_prefix
-from penstock.log.xchannel.format import file_path, split_position
+from penstock.log.xchannel.files import ChannelFile, discover, sidecar_prefix
+from penstock.log.xchannel.format import RecordStop, file_path, split_position
 from penstock.log.xchannel.own import own_newest
 
-__all__ = ["FileRetention", "cleanup"]
+__all__ = ["FileRetention", "cleanup", "note_end"]
 
 logger = logging.getLogger(__name__)
 
@@ -25,19 +27,28 @@ class FileRetention:
         self._disk, self._base, self._keep = disk, base, keep
         self._sequences = sequences
         self._sidecar = Sidecar(disk, sidecar_prefix(base))
+        self._ends: dict[int, int] = {}
 
-    def rolled(self, sequence: int) -> list[ReadFile]:
+    def rolled(self, sequence: int, ended: int) -> list[ReadFile]:
         """Note that ``sequence`` is the newest now, and remove what is too old; return the last of that, still open.
 
-        Its name is gone then, but its room is not: freeing that takes long, and whoever closes the file last waits.
+        ``ended`` is where the one before it did.  The name of what is removed is gone then, but its room is not:
+        freeing that takes long, and whoever closes the file last waits.
         """
         self._sequences.extend(range(self._sequences[-1] + 1, sequence + 1))
+        if self._keep:
+            self._ends[sequence - 1] = ended
         removed: list[ReadFile] = []
         newest = sequence - self._keep if self._keep else -1
         if self._sequences[0] <= newest and (held := self._sidecar.shipped_floor()) is not None:
             newest = min(newest, split_position(held)[0] - 1)  # what is not shipped yet stays
+        if self._sequences[0] <= newest:
+            last = max(number for number in self._sequences if number <= newest)
+            note_end(self._disk, self._base, last, self._sidecar, self._ends.get(last))
         while self._sequences[0] <= newest:
-            path = file_path(self._base, self._sequences.pop(0))
+            number = self._sequences.pop(0)
+            self._ends.pop(number, None)
+            path = file_path(self._base, number)
             try:
                 removed.append(self._disk.open(path))
                 self._disk.remove(path)
@@ -48,6 +59,21 @@ class FileRetention:
         for file in removed[:-1]:
             file.close()
         return removed[-1:]
+
+
+def note_end(disk: Disk, base: str, sequence: int, sidecar: Sidecar, ended: int | None = None) -> None:
+    """Note where a file ends before it is removed: who has read that far goes on in the next one, and is not late."""
+    if ended is None:
+        try:
+            file = ChannelFile.open(disk, base, sequence)
+        except (OSError, PenstockError):
+            return  # nobody can stand at its end
+        with contextlib.closing(file):
+            cursor = Cursor()
+            ended = file.position(file.find_tail(cursor))
+            if cursor.status != RecordStop.ROLLED:
+                return
+    sidecar.note_dropped(ended)
 
 
 def cleanup(path: str | os.PathLike[str], *, disk: Disk | None = None) -> list[str]:

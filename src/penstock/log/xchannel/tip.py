@@ -255,7 +255,7 @@ class Tip:
         old, self.file = self.file, successor
         left = self._window
         self._attach(place, mapped)
-        self._ahead.tidy(left, old.file, *self._retention.rolled(successor.sequence))
+        self._ahead.tidy(left, old.file, *self._retention.rolled(successor.sequence, ended))
         self._look_ahead()
 
     def _successor(self) -> tuple[ChannelFile, int, Mapping | None, int]:

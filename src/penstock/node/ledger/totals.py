@@ -58,7 +58,7 @@ def total_at(log: LogReader, known: LogTotal, position: int) -> LogTotal:
         if start < first:
             if log.format == "messagelog":
                 total += first - start
-            else:
+            elif not log.keeps(start):
                 uncounted += 1
             start = first
         total += count_from(log, start, position)

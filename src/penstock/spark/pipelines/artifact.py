@@ -96,7 +96,7 @@ def build_artifact(
         if reader.content != CONTENT:
             raise OptionsError(f"{log}: its records are no envelopes, so they have no keys to fold by")
         floor = reader.origin if start is None else start
-        if floor < reader.first_position:
+        if not reader.keeps(floor):
             raise ExpiredError(log, floor, reader.first_position)
         cursor = _cursor(reader, to)
         if cursor < floor:

@@ -346,9 +346,11 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return what retention took between ``at`` and ``end``; or say so, if nothing may be lost."""
         if at >= first:
             return Extent()
-        if self.options.fail_on_data_loss:
-            raise ExpiredError(channel.path, at, first)
         with self._logs.use(channel) as log:
+            if log.keeps(at):
+                return Extent()
+            if self.options.fail_on_data_loss:
+                raise ExpiredError(channel.path, at, first)
             lost = extent_of(log, at, min(first, end))
         logger.warning("%s: %s at positions %d to %d are lost", channel.path, lost, at, min(first, end))
         return lost
