@@ -135,7 +135,8 @@ def test_a_backup_that_was_changed_is_not_restored(tmp_path: Path) -> None:
     with pytest.raises(OptionsError, match="something here already"):
         restore(str(tmp_path / "copy"), str(tmp_path / "data"))
     (segment,) = (tmp_path / "copy" / "logs" / "a").glob("*.log")
-    segment.write_bytes(segment.read_bytes()[:-1] + b"!")
+    data = segment.read_bytes()
+    segment.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     with pytest.raises(CorruptionError, match="not those that were backed up"):
         restore(str(tmp_path / "copy"), str(tmp_path / "again"))
     assert not (tmp_path / "again").exists()
