@@ -8,7 +8,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 KERNEL := $(wildcard src/penstock/kernel/*.pyx src/penstock/kernel/*.pxd)
 PYTEST := $(BIN)/python -m pytest
 ASAN    = LD_PRELOAD="$$(gcc -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0:handle_segv=0:handle_sigbus=0 PYTHONMALLOC=malloc PYTHONPATH=$(CURDIR)/build/asan/src
-SPREAD := -n auto --maxprocesses 4 --dist loadfile
+SPREAD := -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 .PHONY: help env demo test quick style types unit crash damage hostile asan fuzz soak models objects spark-full interop bench docs wheel clean
 

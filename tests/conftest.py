@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -11,6 +13,9 @@ from hypothesis import HealthCheck, settings
 # every time; the long forms look for new ones.
 settings.register_profile("patient", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("same", settings.get_profile("patient"), derandomize=True, database=None)
+
+HERE = Path(__file__).resolve().parent
+LATER = {"conformance", "models", "property", "unit"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -21,6 +26,21 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("patient" if config.getoption("--long") else "same")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background; commands would inherit it
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Two workers a core: half of the time a test waits for processes it started, for a sync or for a timer."""
+    return 2 * (os.cpu_count() or 1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what starts processes and takes long, so that no worker is left with it at the end."""
+
+    def later(item: pytest.Item) -> bool:
+        parts = item.path.relative_to(HERE).parts
+        return parts[0] in LATER and "bench" not in parts
+
+    items.sort(key=later)
 
 
 @pytest.fixture

@@ -68,7 +68,8 @@ def acknowledged(fleet: Fleet) -> int:
 def recover(world: KeptWorld) -> None:
     until = time.monotonic() + 20
     kept = world.kept
-    while (kept.journal.reserve.spent or kept.journal.trouble or kept.gate.trouble) and time.monotonic() < until:
+    while why := kept.journal.reserve.spent or kept.journal.trouble or kept.gate.trouble:
+        assert time.monotonic() < until, why
         world.loop.run(later=True)
         time.sleep(0.001)
 
@@ -98,7 +99,10 @@ class Clients:
 
 
 @pytest.mark.parametrize("version", [4, 5])
-def test_who_publishes_while_the_disk_is_full_is_told_and_qos_0_goes_on(version: int) -> None:
+def test_who_publishes_while_the_disk_is_full_is_told_and_qos_0_goes_on(
+    version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_checkpoint, "AGAIN_SECONDS", 0.0)
     world = KeptWorld(Fleet(0))
     clients = Clients(world, version)
     world.fault = FAULTS["full"]
