@@ -198,14 +198,15 @@ class MqttServer:
         methods: dict[str, Method] | None = None,
         holds: bool = False,
         on_tapped: Callable[[str, str, Run, int], None] | None = None,
+        ports: dict[str, int] | None = None,
         **given: Any,
     ) -> None:
         """Options as keywords or as one object; ServerOptions says what each means.
 
         ``holds``: acknowledgements may wait for what others hang on the broker.  ``on_tapped`` is told of runs with a
-        ``traceparent`` that taps have written.
+        ``traceparent`` that taps have written.  ``ports`` are those of ``net.listen``.
         """
-        self._on_tapped = on_tapped
+        self._on_tapped, self._ports = on_tapped, ports
         self._holds = holds
         self.options = options_from(ServerOptions, options, given)
         persistence = self.options.persistence
@@ -266,7 +267,9 @@ class MqttServer:
             _log.warning("rules without a password file: every client is who it says it is")
         self.attached = Attached(options, self.broker, self.data)
         await self.attached.start()
-        self._listeners = await listen(self._endpoints(), self._link, admission=Admission(options.limits))
+        self._listeners = await listen(
+            self._endpoints(), self._link, admission=Admission(options.limits), ports=self._ports
+        )
         if self.data is not None:
             make_folders(self.data)
             control = Endpoint(name="control", path=os.path.join(self.data, SOCKET), mode=0o600)

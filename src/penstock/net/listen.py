@@ -187,11 +187,13 @@ async def listen(
     *,
     admission: Admission | None = None,
     look_seconds: float = CERTIFICATE_SECONDS,
+    ports: dict[str, int] | None = None,
 ) -> Listeners:
     """Open all endpoints or none; ``make_core`` is called for each connection whose handshakes are done.
 
     Certificates whose files change are loaded again for new connections; the files are looked at every
-    ``look_seconds``.
+    ``look_seconds``.  ``ports`` remembers which port a named endpoint got: who is started again with it and any free
+    port will do listens where it did.
 
     >>> class Echo:
     ...     def opened(self, connection): self.connection = connection
@@ -214,9 +216,14 @@ async def listen(
     if len(set(names)) != len(names):
         raise OptionsError(f"two endpoints have one name: {', '.join(names)}")
     listeners = Listeners(make_core, admission or Admission(), look_seconds)
+    ports = {} if ports is None else ports
     try:
         for endpoint in endpoints:
+            if endpoint.path is None and not endpoint.port:
+                endpoint = msgspec.structs.replace(endpoint, port=ports.get(endpoint.name, 0))
             await listeners._open(endpoint)
+            if endpoint.path is None:
+                ports[endpoint.name] = int(listeners.addresses[endpoint.name].rpartition(":")[2])
     except BaseException:
         await listeners.close()
         raise

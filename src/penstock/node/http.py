@@ -61,8 +61,9 @@ class HttpServer:
 
     name = "http"
 
-    def __init__(self, options: HttpOptions, routes: Mapping[str, Route]) -> None:
+    def __init__(self, options: HttpOptions, routes: Mapping[str, Route], ports: dict[str, int] | None = None) -> None:
         self._options, self._routes = options, dict(routes)
+        self._ports = {} if ports is None else ports
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[Any]] = set()
         self._stopped = asyncio.Event()
@@ -73,8 +74,10 @@ class HttpServer:
         """Open the listener."""
         options = self._options
         self._state = State.STARTING
-        self._server = await asyncio.start_server(self._serve, options.bind, options.port, limit=HEAD_BYTES)
+        port = options.port or self._ports.get("http", 0)
+        self._server = await asyncio.start_server(self._serve, options.bind, port, limit=HEAD_BYTES)
         host, port = self._server.sockets[0].getsockname()[:2]
+        self._ports["http"] = port
         self.addresses = {"http": f"[{host}]:{port}" if ":" in host else f"{host}:{port}"}
         if host not in ("127.0.0.1", "::1"):
             _log.warning("http listens on %s: health, metrics and the API can be read from other machines", host)

@@ -59,6 +59,7 @@ class Node:
         self._lock: Lock | None = None
         telemetry = config.telemetry
         self._telemetry = Telemetry(telemetry.endpoint) if telemetry.enabled else None
+        self._ports: dict[str, int] = {}
         self._supervisor = Supervisor(self._specs(config), clock=clock)
         self._probed: tuple[float, str] | None = None
         self._probing = asyncio.Lock()
@@ -205,13 +206,13 @@ class Node:
         return self._supervisor.part(name)
 
     def _specs(self, config: NodeConfig) -> list[Spec]:
-        specs = [asked.spec for asked in parts_of(config, self._part, self._telemetry)]
+        specs = [asked.spec for asked in parts_of(config, self._part, self._telemetry, self._ports)]
         if specs:
             specs.append(Spec("disk", lambda: BudgetPart(lambda: self.config, self._supervisor.part)))
         if specs and config.ledger.enabled:
             specs.append(Spec("ledger", lambda: LedgerPart(lambda: self.config, self._taps, self._deliveries)))
         if config.http.enabled:
-            specs.append(Spec("http", lambda: HttpServer(config.http, node_routes(self))))
+            specs.append(Spec("http", lambda: HttpServer(config.http, node_routes(self), self._ports)))
         if not specs:
             raise OptionsError("no part is enabled: there is nothing to serve")
         return specs

@@ -41,20 +41,25 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 def parts_of(
-    config: NodeConfig, part: Callable[[str], Part | None] = lambda _: None, telemetry: Telemetry | None = None
+    config: NodeConfig,
+    part: Callable[[str], Part | None] = lambda _: None,
+    telemetry: Telemetry | None = None,
+    ports: dict[str, int] | None = None,
 ) -> list[Asked]:
     """Return the parts that a configuration names, those of the node itself apart; ``part`` finds one that runs.
+
+    ``ports`` remembers where they listened, for a part that is started again.
 
     >>> [asked.spec.name for asked in parts_of(NodeConfig())]
     ['mqtt', 'channels', 'ingest']
     """
     asked = []
     if config.mqtt.enabled:
-        asked.append(_ask("mqtt", functools.partial(_mqtt_server, config, telemetry)))
+        asked.append(_ask("mqtt", functools.partial(_mqtt_server, config, telemetry, ports)))
     if config.channels.enabled:
-        asked.append(_ask("channels", functools.partial(_channel_server, config.channels, config.data)))
+        asked.append(_ask("channels", functools.partial(_channel_server, config.channels, config.data, ports)))
     if config.ingest.enabled:
-        asked.append(_ask("ingest", functools.partial(IngestPart, config)))
+        asked.append(_ask("ingest", functools.partial(IngestPart, config, ports)))
     asked += [_ask(f"fold:{fold.name}", functools.partial(FoldPart, fold), fold) for fold in config.fold]
     for ship in config.ship:
         name = f"ship:{os.path.basename(ship.log.rstrip('/'))}"
@@ -72,18 +77,19 @@ def _ask(name: str, make: Callable[[], Part], options: object = None, needs: tup
     return Asked(Spec(name, make, needs), options)
 
 
-def _mqtt_server(config: NodeConfig, telemetry: Telemetry | None) -> MqttServer:
+def _mqtt_server(config: NodeConfig, telemetry: Telemetry | None, ports: dict[str, int] | None) -> MqttServer:
     return MqttServer(
         config.mqtt,
         data=os.path.join(config.data, "mqtt"),
         holds=bool(config.meeting),
         on_tapped=None if telemetry is None else telemetry.tapped,
+        ports=ports,
     )
 
 
-def _channel_server(options: ChannelsOptions, data: str) -> ChannelServer:
+def _channel_server(options: ChannelsOptions, data: str, ports: dict[str, int] | None) -> ChannelServer:
     modulator = load_modulator(options.modulator) if options.modulator else None
-    return ChannelServer(os.path.join(data, "channels"), options.server(), modulator=modulator)
+    return ChannelServer(os.path.join(data, "channels"), options.server(), modulator=modulator, ports=ports)
 
 
 def _meeting(spec: MeetingSpec, part: Callable[[str], Part | None]) -> Meeting:

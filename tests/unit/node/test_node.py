@@ -55,6 +55,7 @@ def test_every_part_that_a_fault_ends_is_started_again(tmp_path: Path) -> None:
             assert node.failures == {}
             names = list(node.health())
             assert len(names) == 9
+            places = node.addresses
             for name in names:
                 part = node.part(name)
                 if part is not None:  # an export is away already, with its fold
@@ -70,7 +71,8 @@ def test_every_part_that_a_fault_ends_is_started_again(tmp_path: Path) -> None:
                     writer.append_many([b"x"] * 7)
 
             await asyncio.get_running_loop().run_in_executor(None, work)
-            assert set(node.addresses) == {"mqtt", "channels", "ingest", "http"}
+            assert set(places) == {"mqtt", "channels", "ingest", "http"}
+            assert node.addresses == places, "whoever was connected finds them where they were"
         finally:
             await node.stop()
 

@@ -61,10 +61,14 @@ class ChannelServer:
         *,
         modulator: object | None = None,
         clock: Clock = SYSTEM_CLOCK,
+        ports: dict[str, int] | None = None,
         **given: Any,
     ) -> None:
-        """Options as keywords or as one object; ChannelServerOptions says what each means."""
-        self.data_dir, self.clock = os.fspath(data_dir), clock
+        """Options as keywords or as one object; ChannelServerOptions says what each means.
+
+        ``ports`` are those of ``net.listen``.
+        """
+        self.data_dir, self.clock, self._ports = os.fspath(data_dir), clock, ports
         self.options = options_from(ChannelServerOptions, options, given)
         self.manager: ChannelManager
         self.moderation = None if modulator is None else Moderation(modulator, self.options.modulator_timeout)
@@ -110,7 +114,7 @@ class ChannelServer:
                 if self.options.metrics_address:
                     self._metrics = await serve_metrics(self.options.metrics_address)
                 await self._listen_to_modulators()
-                self._listeners = await listen(self._endpoints(), lambda: ClientShell(self))
+                self._listeners = await listen(self._endpoints(), lambda: ClientShell(self), ports=self._ports)
             except BaseException:
                 await self._let_go()
                 raise

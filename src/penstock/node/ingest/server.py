@@ -50,8 +50,8 @@ class IngestPart:
 
     name = "ingest"
 
-    def __init__(self, config: NodeConfig) -> None:
-        self.config = config
+    def __init__(self, config: NodeConfig, ports: dict[str, int] | None = None) -> None:
+        self.config, self._ports = config, ports
         self.refusal = ""
         """Why nothing is taken now: the disk budget is used up."""
         self.channels: dict[str, IngestChannel] = {}
@@ -72,7 +72,7 @@ class IngestPart:
         endpoints = [Endpoint(name="ingest", path=options.unix or socket_path(data), mode=0o600)]
         if options.port is not None:
             endpoints.append(Endpoint(name="ingest-tcp", host=options.bind, port=options.port))
-        self._listeners = await listen(endpoints, lambda: ProducerLink(self))
+        self._listeners = await listen(endpoints, lambda: ProducerLink(self), ports=self._ports)
         self._state = State.READY
 
     async def ready(self) -> None:
