@@ -48,8 +48,10 @@ unit: env
 
 test: env style types  ## everything, with the short forms of the long tests
 	@$(BIN)/python -m compileall -q src  # hundreds of processes are started: none compiles again, whatever the environment says
-	@$(PYTEST) -q $(SPREAD) --ignore tests/integration/spark
-	@$(PYTEST) -q tests/integration/spark
+	@mkdir -p build; $(PYTEST) -q tests/integration/spark >build/spark.log 2>&1 & spark=$$!; \
+	  $(PYTEST) -q $(SPREAD) --ignore tests/integration/spark; rest=$$?; \
+	  echo "and Spark, in a process of its own beside these:"; wait $$spark; spark=$$?; cat build/spark.log; \
+	  exit $$((rest || spark))
 
 crash: env  ## kill -9 loops, long form
 	@$(PYTEST) -q -s tests/crash --long --timeout 7200
