@@ -74,10 +74,10 @@ class Node:
         """
         self._lock = await in_disk_thread(self._take)
         await self._supervisor.start()
-        if self.config.on_failure == "stop" and self.failures:
-            failures = self.failures
+        failed = self._supervisor.failed
+        if self.config.on_failure == "stop" and failed:
             await self.stop()
-            raise PenstockError("; ".join(f"{name}: {reason}" for name, reason in failures.items()))
+            raise PenstockError("; ".join(f"{name}: {reason}" for name, reason in failed.items()))
 
     async def stop(self) -> None:
         """Drain within the configured time, stop every part and let go of the data directory."""
