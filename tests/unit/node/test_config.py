@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import tomllib
 
 import pytest
+import tomli_w
 
 from penstock.errors import OptionsError
 from penstock.node.config import NodeConfig, changes, check_config, differing, effective_config, load_config
@@ -151,3 +153,54 @@ def test_changes_are_named_and_secrets_are_not_shown() -> None:
     assert [line.partition(":")[0] for line in changes(before, after)] == ["http.port", "http.token"]
     assert "secret" not in str(changes(before, after))
     assert differing(effective_config(after), effective_config(before)) == {"http": {"port": 1, "token": "(hidden)"}}
+
+
+SECRETIVE = """\
+[http]
+token = "secret-{n}"
+[mqtt.scram]
+alice = "secret-{n}"
+[[mqtt.bridges]]
+name = "up"
+send = [{{filter = "a/#"}}]
+[mqtt.bridges.remote]
+url = "mqtt://me:secret-{n}@hub"
+password = "secret-{n}"
+[[fold]]
+name = "latest"
+log = "https://me:secret-{n}@host/x"
+store = "latest.snap"
+"""
+
+
+def test_secrets_inside_lists_and_urls_are_in_no_output() -> None:
+    before, _ = check_config(SECRETIVE.format(n=1), {})
+    after, mistakes = check_config(SECRETIVE.format(n=2), {})
+    assert before is not None, mistakes
+    assert after is not None, mistakes
+    shown = effective_config(after)
+    assert "secret" not in str(shown)
+    assert shown["mqtt"]["bridges"][0]["remote"]["password"] == "(hidden)"
+    assert tomllib.loads(tomli_w.dumps(shown)) == shown  # it can be written
+    lines = changes(before, after)
+    assert "secret" not in str(lines)
+    assert [line.partition(":")[0] for line in lines] == [  # but that they change is said
+        "fold[latest].log",
+        "http.token",
+        "mqtt.bridges[up].remote.password",
+        "mqtt.bridges[up].remote.url",
+        "mqtt.scram.alice",
+    ]
+
+
+def test_a_change_of_a_list_names_what_comes_goes_and_changes() -> None:
+    fold = '[[fold]]\nname = "{0}"\nlog = "l"\nstore = "{1}"\n'
+    before, _ = check_config(fold.format("a", "1") + fold.format("b", "2"), {})
+    after, _ = check_config(fold.format("b", "3") + fold.format("c", "4"), {})
+    assert before is not None
+    assert after is not None
+    lines = [line.partition("  (")[0] for line in changes(before, after)]
+    assert "fold[b].store: 2 → 3" in lines
+    assert "fold[a].store: 1 → -" in lines
+    assert "fold[c].store: - → 4" in lines
+    assert not any(line.startswith("fold[b].log") for line in lines)
