@@ -15,7 +15,7 @@ from penstock.mqtt.server import ATTACHED, RELOADED_LIMITS
 from penstock.node.mistakes import Mistake, check_table, read_table
 from penstock.node.options import NodeConfig
 
-__all__ = ["NodeConfig", "load_config", "check_config", "effective_config", "changes", "needs_restart"]
+__all__ = ["NodeConfig", "load_config", "check_config", "check_files", "effective_config", "changes", "needs_restart"]
 
 SECRETS: Final = ("token", "password")
 SECRET_TABLES: Final = ("scram",)
@@ -37,6 +37,34 @@ def check_config(text: str, environment: Mapping[str, str] | None = None) -> tup
     if mistakes:
         return None, sorted(mistakes)
     return msgspec.convert(table.values, NodeConfig), []
+
+
+def check_files(text: str, config: NodeConfig) -> list[Mistake]:
+    r"""Return the files that a configuration names and that cannot be read: the part that needs one would not start.
+
+    >>> text = "[mqtt]\npasswords = '/not/there'\n"
+    >>> [str(one) for one in check_files(text, check_config(text, {})[0])]
+    ['line 2: mqtt.passwords: /not/there: No such file or directory']
+    """
+    table, _ = read_table(text, os.environ)
+    named: list[tuple[tuple[str | int, ...], str | None]] = []
+    if config.mqtt.enabled:
+        named += [
+            (("mqtt", key), getattr(config.mqtt, key)) for key in ("cert", "key", "client_ca", "passwords", "acl")
+        ]
+        for number, bridge in enumerate(config.mqtt.bridges):
+            keys = ("password_file", "ca", "cert", "key")
+            named += [(("mqtt", "bridges", number, "remote", key), getattr(bridge.remote, key)) for key in keys]
+    if config.channels.enabled:
+        named += [(("channels", key), getattr(config.channels, key)) for key in ("cert", "key")]
+    mistakes = []
+    for path, file in named:
+        if file:
+            try:
+                read_small(file)
+            except OSError as exc:
+                mistakes.append(table.mistake(path, f"{file}: {exc.strerror or exc}"))
+    return sorted(mistakes)
 
 
 def load_config(path: str | None, overrides: Mapping[str, Any] | None = None) -> NodeConfig:
@@ -75,7 +103,6 @@ def effective_config(config: NodeConfig) -> dict[str, Any]:
     >>> effective_config(NodeConfig(http=HttpOptions(token="x")))["http"]["token"]
     '(hidden)'
     """
-
     found: dict[str, Any] = _without_secrets(msgspec.to_builtins(config))
     return found
 
@@ -103,7 +130,9 @@ def changes(running: NodeConfig, wanted: NodeConfig) -> list[str]:
     ['data: ./penstock-data → elsewhere  (needs a restart)']
     """
     before, after = _flat(effective_config(running)), _flat(effective_config(wanted))
-    return [f"{key}: {before.get(key, '-')} → {after.get(key, '-')}  ({_effect(key)})" for key in _differ(running, wanted)]
+    return [
+        f"{key}: {before.get(key, '-')} → {after.get(key, '-')}  ({_effect(key)})" for key in _differ(running, wanted)
+    ]
 
 
 def needs_restart(running: NodeConfig, wanted: NodeConfig) -> list[str]:
