@@ -73,8 +73,8 @@ class HttpServer:
     def __init__(self, options: HttpOptions, routes: Mapping[str, Route]) -> None:
         self._options, self._routes = options, dict(routes)
         self._server: asyncio.Server | None = None
-        self._connections: set[asyncio.Task[Any]] = set()
-        self._silent: dict[asyncio.Task[Any], None] = {}  # no request yet, oldest first
+        self._connections: dict[asyncio.Task[Any], asyncio.StreamWriter] = {}
+        self._silent: dict[asyncio.StreamWriter, None] = {}  # no request yet, oldest first
         self._stopped = asyncio.Event()
         self._state = State.NEW
         self.addresses: dict[str, str] = {}
@@ -101,9 +101,13 @@ class HttpServer:
         if self._server is not None:
             self._server.close()
             self._server = None
-        for task in list(self._connections):
-            task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        for writer in self._connections.values():
+            writer.transport.abort()
+        if tasks := list(self._connections):
+            await asyncio.wait(tasks, timeout=LINGER_SECONDS)
+            for task in tasks:  # one whose answer takes that long
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         self._state = State.STOPPED
         self._stopped.set()
 
@@ -124,9 +128,9 @@ class HttpServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._connections.add(task)
+        self._connections[task] = writer
         try:
-            answer = await self._converse(task, reader)
+            answer = await self._converse(reader, writer)
             async with asyncio.timeout(ANSWER_SECONDS):
                 writer.write(answer)
                 writer.write_eof()
@@ -140,23 +144,25 @@ class HttpServer:
         except (TimeoutError, OSError, asyncio.IncompleteReadError):
             pass
         finally:
-            self._connections.discard(task)
+            self._connections.pop(task, None)
             writer.transport.abort()  # nothing of it stays, whether it was read or not
 
-    async def _converse(self, task: asyncio.Task[Any], reader: asyncio.StreamReader) -> bytes:
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
         """Wait for a request and return its answer."""
         if len(self._connections) > MOST_CONNECTIONS:
             if not self._silent:
                 return _refuse(HTTPStatus.SERVICE_UNAVAILABLE, "too many connections")
-            next(iter(self._silent)).cancel()
-        self._silent[task] = None
+            oldest = next(iter(self._silent))
+            del self._silent[oldest]
+            oldest.transport.abort()
+        self._silent[writer] = None
         try:
             async with asyncio.timeout(HEAD_SECONDS):
                 head = await reader.readuntil(b"\r\n\r\n")
         except asyncio.LimitOverrunError:
             return _refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "too long")
         finally:
-            self._silent.pop(task, None)
+            self._silent.pop(writer, None)
         return await self._answer(head)
 
     async def _answer(self, head: bytes) -> bytes:

@@ -88,6 +88,8 @@ async def test_the_api_asks_for_its_token(given: bytes, status: int) -> None:
 
 
 async def test_who_says_nothing_keeps_nobody_else_out() -> None:
+    said: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context))
     async with serving() as place:
         slow = [await asyncio.open_connection(*place) for _ in range(2 * http.MOST_CONNECTIONS)]
         for _, writer in slow:
@@ -95,9 +97,12 @@ async def test_who_says_nothing_keeps_nobody_else_out() -> None:
         try:
             for _ in range(3):
                 assert (await talk(place, ALIVE)).startswith(b"HTTP/1.1 200 ")
+            with contextlib.suppress(ConnectionError):
+                assert await slow[0][0].read() == b""  # the oldest were let go
         finally:
             for _, writer in slow:
                 writer.close()
+    assert said == []
 
 
 async def test_who_reads_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
