@@ -176,8 +176,9 @@ def health(
     if json:
         emit_json(found)
     else:
+        wide = max(map(len, found["parts"]), default=0)
         for name, state in found["parts"].items():
-            stdout.print(f"{name:16}{state}")
+            stdout.print(f"{name:{wide}}  {state}")
         stdout.print("ready" if found["ready"] else f"not ready: {found['reason']}")
     if not found["ready"]:
         raise typer.Exit(PROBLEM)
