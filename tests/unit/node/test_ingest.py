@@ -184,7 +184,7 @@ def test_what_is_refused_is_said_and_what_can_wait_waits(tmp_path: Path) -> None
             part.refusal = "the disk is full"
 
             def kept_out() -> None:
-                with pytest.raises(NotConnected, match="the node takes nothing .the disk is full"):
+                with pytest.raises(NotConnected, match=r"the node takes nothing \(the disk is full"):
                     IngestWriter(config.data, "readings", timeout=0.2).append(b"x")
 
             await off(kept_out)
