@@ -43,7 +43,11 @@ NonAtomicOption = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the group ``penstock artifact``."""
-    group = typer.Typer(no_args_is_help=True, help="Stores exported at one cursor: files, and published by URL.")
+    group = typer.Typer(
+        no_args_is_help=True,
+        help="Stores exported at one cursor: files, and published by URL.",
+        epilog="Example: penstock artifact inspect s3://bucket/folds/routes --json",
+    )
     group.command(name="export", epilog="Example: penstock artifact export routes.snap /var/tmp/routes")(export_)
     group.command(name="import", epilog="Example: penstock artifact import /var/tmp/routes copy.snap")(import_)
     group.command(epilog="Example: penstock artifact inspect /var/tmp/routes --json")(inspect)

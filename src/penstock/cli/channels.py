@@ -24,7 +24,11 @@ DataDir = Annotated[str, typer.Argument(help="The data directory of channels.", 
 
 def register(app: typer.Typer) -> None:
     """Add the group ``penstock channels``."""
-    group = typer.Typer(no_args_is_help=True, help="Serve channels, use them, look into their data directory.")
+    group = typer.Typer(
+        no_args_is_help=True,
+        help="Serve channels, use them, look into their data directory.",
+        epilog="Example: penstock channels ls data --json",
+    )
     group.command(epilog="Example: penstock channels ls data --json")(ls)
     group.command(epilog="Example: penstock channels show data ops/east --json")(show)
     group.command(epilog="Example: penstock channels serve --data data --plain-port 0 --json")(serve)

@@ -23,7 +23,11 @@ AT_ONCE = 64
 
 def register(app: typer.Typer) -> None:
     """Add the group ``penstock queue``."""
-    group = typer.Typer(no_args_is_help=True, help="Look after the groups of workers that share a queue.")
+    group = typer.Typer(
+        no_args_is_help=True,
+        help="Look after the groups of workers that share a queue.",
+        epilog="Example: penstock queue stat jobs --json",
+    )
     group.command(epilog="Example: penstock queue stat jobs --json")(stat)
     group.command(epilog="Example: penstock queue ack jobs resizers 0 24")(ack)
     group.command(epilog='Example: penstock queue fail jobs resizers 24 --delay 60 --reason "no such picture"')(fail)

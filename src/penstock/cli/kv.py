@@ -30,7 +30,11 @@ KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="Letters, digits
 
 def register(app: typer.Typer) -> None:
     """Add the group ``penstock kv``."""
-    group = typer.Typer(no_args_is_help=True, help="Read, write and watch the keys of a bucket.")
+    group = typer.Typer(
+        no_args_is_help=True,
+        help="Read, write and watch the keys of a bucket.",
+        epilog="Example: penstock kv get buckets routes node.a --json",
+    )
     group.command(epilog="Example: penstock kv get buckets routes node.a --json")(get)
     group.command(epilog="Example: penstock kv put buckets routes node.a 10.0.0.1 --create")(put)
     group.command(epilog="Example: penstock kv delete buckets routes node.a node.b")(delete)

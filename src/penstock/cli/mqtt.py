@@ -17,12 +17,21 @@ if TYPE_CHECKING:
 
 __all__ = ["register", "app"]
 
-app = typer.Typer(no_args_is_help=True, help="The MQTT broker, and questions to a running one.")
-sessions = typer.Typer(no_args_is_help=True, help="Sessions of a running broker.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="The MQTT broker, and questions to a running one.",
+    epilog="Example: penstock mqtt sub -t 'plant/#' -v",
+)
+sessions = typer.Typer(
+    no_args_is_help=True,
+    help="Sessions of a running broker.",
+    epilog="Example: penstock mqtt sessions ls --data broker --json",
+)
 app.add_typer(sessions, name="sessions")
 mqtt_client.register(app)
 mqtt_feed.register(app)
 
+ClientArgument = Annotated[str, typer.Argument(help="The id of a client.", metavar="CLIENT")]
 DataOption = Annotated[str, typer.Option("--data", help="The data directory of the broker.", metavar="DIR")]
 
 
@@ -153,7 +162,7 @@ def _truth(text: str) -> bool:
     return text.lower() in ("true", "1")
 
 
-@app.command()
+@app.command(epilog="Example: penstock mqtt explain plant/7 --data broker --client pump-7")
 def explain(
     topic: Annotated[str, typer.Argument(help="The topic of a message.", metavar="TOPIC")],
     data: DataOption,
@@ -177,7 +186,7 @@ def explain(
             stdout.print(f"    {drop['count']} dropped {drop['seconds_ago']:g} s ago: {drop['reason']}")
 
 
-@sessions.command("ls")
+@sessions.command("ls", epilog="Example: penstock mqtt sessions ls --data broker --json")
 def list_sessions(data: DataOption, json: JsonOption = False) -> None:
     """List all sessions."""
     from rich.table import Table
@@ -194,8 +203,8 @@ def list_sessions(data: DataOption, json: JsonOption = False) -> None:
     stdout.print(table)
 
 
-@sessions.command("show")
-def show_session(client: str, data: DataOption, json: JsonOption = False) -> None:
+@sessions.command("show", epilog="Example: penstock mqtt sessions show pump-7 --data broker --json")
+def show_session(client: ClientArgument, data: DataOption, json: JsonOption = False) -> None:
     """Show one session: subscriptions, what waits, what was dropped and why."""
     found = _ask(data, do="session", client=client)
     if json:
@@ -204,9 +213,9 @@ def show_session(client: str, data: DataOption, json: JsonOption = False) -> Non
         print_facts({name: "-" if value in (None, [], {}) else str(value) for name, value in found.items()})
 
 
-@sessions.command("kick")
+@sessions.command("kick", epilog="Example: penstock mqtt sessions kick pump-7 --data broker --end")
 def kick_session(
-    client: str,
+    client: ClientArgument,
     data: DataOption,
     end: Annotated[bool, typer.Option("--end", help="Forget the session as well.")] = False,
 ) -> None:

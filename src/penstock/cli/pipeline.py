@@ -40,7 +40,11 @@ PartitionBy = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    group = typer.Typer(no_args_is_help=True, help="Carry channels through Spark: into the lake, decoded, counted.")
+    group = typer.Typer(
+        no_args_is_help=True,
+        help="Carry channels through Spark: into the lake, decoded, counted.",
+        epilog="Example: penstock pipeline ingest data/channels lake/raw",
+    )
     for command, example in (
         (ingest, "penstock pipeline ingest data/channels lake/raw"),
         (decode, "penstock pipeline decode data/channels lake/typed --schema 'device string, celsius double'"),

@@ -113,16 +113,18 @@ def check(
 ) -> None:
     """Explain every mistake of a configuration.
 
-    With its line; exit code 1 if there is one.
+    With its line; exit code 1 if there is one.  A file that it names and that cannot be read is one, too.
     """
     from penstock.disk.plain import read_small
-    from penstock.node.config import changes, check_config
+    from penstock.node.config import changes, check_config, check_files
 
     try:
         text = read_small(path).decode()
     except (OSError, UnicodeDecodeError) as exc:
         raise OptionsError(f"{path}: {getattr(exc, 'strerror', None) or exc}") from None
     found, mistakes = check_config(text)
+    if found is not None:
+        mistakes = check_files(text, found)
     differences = [] if against is None or found is None else changes(_load(against), found)
     if json:
         emit_json({"path": path, "ok": not mistakes, "mistakes": mistakes, "changes": differences})
@@ -174,8 +176,9 @@ def health(
     if json:
         emit_json(found)
     else:
+        wide = max(map(len, found["parts"]), default=0)
         for name, state in found["parts"].items():
-            stdout.print(f"{name:16}{state}")
+            stdout.print(f"{name:{wide}}  {state}")
         stdout.print("ready" if found["ready"] else f"not ready: {found['reason']}")
     if not found["ready"]:
         raise typer.Exit(PROBLEM)

@@ -25,7 +25,11 @@ UrlArgument = Annotated[str, typer.Argument(metavar="URL", help="A shipped log, 
 
 def register(app: typer.Typer) -> None:
     """Add the group ``penstock ship``."""
-    group = typer.Typer(no_args_is_help=True, help="Ship sealed segments of logs to an object store.")
+    group = typer.Typer(
+        no_args_is_help=True,
+        help="Ship sealed segments of logs to an object store.",
+        epilog="Example: penstock ship run data/ticks s3://bucket/fleet/edge-1 --once",
+    )
     group.command(epilog="Example: penstock ship run data/ticks data/orders s3://bucket/fleet/edge-1")(run)
     group.command(epilog="Example: penstock ship status s3://bucket/fleet --json")(status)
     group.command(epilog="Example: penstock ship verify s3://bucket/fleet/edge-1/ticks")(verify)

@@ -34,7 +34,11 @@ PathArgument = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the group ``penstock fold``."""
-    group = typer.Typer(no_args_is_help=True, help="Fold logs and buckets into a store, and look into it.")
+    group = typer.Typer(
+        no_args_is_help=True,
+        help="Fold logs and buckets into a store, and look into it.",
+        epilog="Example: penstock fold stat routes.snap --json",
+    )
     group.command(epilog="Example: penstock fold follow orders orders.snap --once")(follow)
     group.command(epilog="Example: penstock fold dump routes.snap --json --prefix svc.")(dump)
     group.command(epilog="Example: penstock fold stat routes.snap --json")(stat)

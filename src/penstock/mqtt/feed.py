@@ -35,7 +35,7 @@ from penstock.types import Op
 if TYPE_CHECKING:
     from penstock.mqtt.broker import Broker
 
-__all__ = ["BrokerTaker", "Feed", "FeedSpec", "Taker"]
+__all__ = ["BrokerTaker", "Feed", "FeedSpec", "FeedTaker"]
 
 _log = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class FeedSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise OptionsError(f"start={self.start!r}: must be earliest or latest")
 
 
-class Taker(Protocol):
+class FeedTaker(Protocol):
     """Where a feed publishes."""
 
     async def take(self, messages: Sequence[TopicMessages]) -> dict[str, int]:
@@ -128,7 +128,7 @@ class Feed:
         spec: FeedSpec,
         *,
         broker: Broker | None = None,
-        taker: Taker | None = None,
+        taker: FeedTaker | None = None,
         rename: Callable[[str, Carried], str | None] | None = None,
         on_moved: Callable[[], None] | None = None,
     ) -> None:

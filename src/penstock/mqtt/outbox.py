@@ -21,7 +21,7 @@ from penstock.log.detect import open_log
 from penstock.log.filechannel import ChannelOptions, FileChannel
 from penstock.log.options import SyncMode
 from penstock.mqtt.carried import encode_carried, headers_for
-from penstock.mqtt.feed import Feed, FeedSpec, Taker
+from penstock.mqtt.feed import Feed, FeedSpec, FeedTaker
 from penstock.mqtt.packets import NONE, Properties
 from penstock.mqtt.properties import encode_properties
 from penstock.mqtt.remote import Remote, RemoteSpec, RemoteTaker
@@ -54,7 +54,7 @@ class Outbox:
     def __init__(
         self,
         path: str,
-        to: str | RemoteSpec | Taker,
+        to: str | RemoteSpec | FeedTaker,
         *,
         sync: SyncMode = "interval",
         max_bytes: int = 0,
@@ -221,7 +221,7 @@ class Outbox:
             raise
         self._state = State.READY
 
-    def _taker(self) -> Taker:
+    def _taker(self) -> FeedTaker:
         to = self._to
         if isinstance(to, str):
             to = RemoteSpec(url=to)

@@ -48,9 +48,6 @@ MANY: Final = 8192
 AGAIN_SECONDS: Final = 5.0
 """How long a checkpoint that failed is left alone."""
 
-LARGEST_VALUE: Final = 16 << 20
-"""The store takes no larger value."""
-
 
 class Checkpoints:
     """When to write to the store, and what."""

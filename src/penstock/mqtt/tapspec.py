@@ -53,12 +53,16 @@ class TapSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             if getattr(self, name) not in known:
                 raise OptionsError(f"{name}={getattr(self, name)!r}: must be one of {', '.join(known)}")
         check_sync(self.sync, 1.0)
-        TapPlace(self.path)
+        try:
+            TapPlace(self.path)
+        except OptionsError as exc:
+            raise OptionsError(f"path: {exc}") from None
         for each in self.filters:
             if not is_filter(each):
                 raise OptionsError(f"filter={each!r}: is no topic filter")
-        if self.max_channels < 1 or self.max_open < 1:
-            raise OptionsError("max_channels and max_open must be at least 1")
+        for name in ("max_channels", "max_open"):
+            if getattr(self, name) < 1:
+                raise OptionsError(f"{name}={getattr(self, name)}: must be at least 1")
 
     @property
     def filters(self) -> tuple[str, ...]:

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
 
 from penstock.disk.plain import read_small
-from penstock.errors import NotFoundError, OptionsError
+from penstock.errors import NotFoundError, OptionsError, without_secrets
 from penstock.mqtt.server import ATTACHED, RELOADED_LIMITS
 from penstock.node.mistakes import Mistake, check_table, read_table
 from penstock.node.options import NodeConfig
 
-__all__ = ["NodeConfig", "load_config", "check_config", "effective_config", "changes", "needs_restart"]
+__all__ = ["NodeConfig", "load_config", "check_config", "check_files", "effective_config", "changes", "needs_restart"]
 
 SECRETS: Final = ("token", "password")
+SECRET_TABLES: Final = ("scram",)
+"""Tables whose every value is one."""
 HIDDEN: Final = "(hidden)"
 RESTART: Final = "needs a restart"
+NAMES: Final = ("name", "channel", "key", "fold")
+"""What the tables of a list are told apart by: the first of these that one has."""
 
 
 def check_config(text: str, environment: Mapping[str, str] | None = None) -> tuple[NodeConfig | None, list[Mistake]]:
@@ -32,6 +37,34 @@ def check_config(text: str, environment: Mapping[str, str] | None = None) -> tup
     if mistakes:
         return None, sorted(mistakes)
     return msgspec.convert(table.values, NodeConfig), []
+
+
+def check_files(text: str, config: NodeConfig) -> list[Mistake]:
+    r"""Return the files that a configuration names and that cannot be read: the part that needs one would not start.
+
+    >>> text = "[mqtt]\npasswords = '/not/there'\n"
+    >>> [str(one) for one in check_files(text, check_config(text, {})[0])]
+    ['line 2: mqtt.passwords: /not/there: No such file or directory']
+    """
+    table, _ = read_table(text, os.environ)
+    named: list[tuple[tuple[str | int, ...], str | None]] = []
+    if config.mqtt.enabled:
+        named += [
+            (("mqtt", key), getattr(config.mqtt, key)) for key in ("cert", "key", "client_ca", "passwords", "acl")
+        ]
+        for number, bridge in enumerate(config.mqtt.bridges):
+            keys = ("password_file", "ca", "cert", "key")
+            named += [(("mqtt", "bridges", number, "remote", key), getattr(bridge.remote, key)) for key in keys]
+    if config.channels.enabled:
+        named += [(("channels", key), getattr(config.channels, key)) for key in ("cert", "key")]
+    mistakes = []
+    for path, file in named:
+        if file:
+            try:
+                read_small(file)
+            except OSError as exc:
+                mistakes.append(table.mistake(path, f"{file}: {exc.strerror or exc}"))
+    return sorted(mistakes)
 
 
 def load_config(path: str | None, overrides: Mapping[str, Any] | None = None) -> NodeConfig:
@@ -70,14 +103,22 @@ def effective_config(config: NodeConfig) -> dict[str, Any]:
     >>> effective_config(NodeConfig(http=HttpOptions(token="x")))["http"]["token"]
     '(hidden)'
     """
-
-    def shown(value: Any, name: str = "") -> Any:
-        if isinstance(value, dict):
-            return {key: shown(item, key) for key, item in value.items() if item is not None}
-        return HIDDEN if value and name in SECRETS else value
-
-    found: dict[str, Any] = shown(msgspec.to_builtins(config))
+    found: dict[str, Any] = _without_secrets(msgspec.to_builtins(config))
     return found
+
+
+def _without_secrets(value: Any, name: str = "") -> Any:
+    if isinstance(value, dict):
+        return {
+            key: HIDDEN if item and name in SECRET_TABLES else _without_secrets(item, key)
+            for key, item in value.items()
+            if item is not None
+        }
+    if isinstance(value, list | tuple):
+        return [_without_secrets(item, name) for item in value]
+    if value and name in SECRETS:
+        return HIDDEN
+    return without_secrets(value) if isinstance(value, str) else value
 
 
 def changes(running: NodeConfig, wanted: NodeConfig) -> list[str]:
@@ -90,9 +131,7 @@ def changes(running: NodeConfig, wanted: NodeConfig) -> list[str]:
     """
     before, after = _flat(effective_config(running)), _flat(effective_config(wanted))
     return [
-        f"{key}: {before.get(key, '-')} → {after.get(key, '-')}  ({_effect(key)})"
-        for key in sorted({*before, *after})
-        if before.get(key) != after.get(key)
+        f"{key}: {before.get(key, '-')} → {after.get(key, '-')}  ({_effect(key)})" for key in _differ(running, wanted)
     ]
 
 
@@ -102,13 +141,16 @@ def needs_restart(running: NodeConfig, wanted: NodeConfig) -> list[str]:
     >>> needs_restart(NodeConfig(), NodeConfig(data="elsewhere", drain_seconds=3))
     ['data']
     """
+    return [key for key in _differ(running, wanted) if _effect(key) == RESTART]
+
+
+def _differ(running: NodeConfig, wanted: NodeConfig) -> list[str]:
     before, after = _flat(msgspec.to_builtins(running)), _flat(msgspec.to_builtins(wanted))
-    keys = sorted({*before, *after})
-    return [key for key in keys if before.get(key) != after.get(key) and _effect(key) == RESTART]
+    return sorted(key for key in {*before, *after} if before.get(key) != after.get(key))
 
 
 def _effect(key: str) -> str:
-    table, _, name = key.partition(".")
+    table, _, name = re.sub(r"\[.*", "", key).partition(".")
     limits = name.startswith("limits.") or name.removeprefix("broker.") in RELOADED_LIMITS
     if table in ("fold", "ship", "meeting", "channel", "export"):
         return "on SIGHUP: parts are started, stopped or started again"
@@ -136,11 +178,21 @@ def differing(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any
     return found
 
 
-def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return dotted keys and their values; a table of a list goes by its name, or by its number where it has none.
+
+    >>> _flat({"a": {"b": 1}, "fold": [{"name": "x", "log": "l"}], "c": [1, 2]})
+    {'a.b': 1, 'fold[x].name': 'x', 'fold[x].log': 'l', 'c': [1, 2]}
+    """
     found: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, dict):
             found.update(_flat(value, f"{prefix}{name}."))
+        elif isinstance(value, list | tuple) and value and all(isinstance(item, dict) for item in value):
+            names = [next((item[key] for key in NAMES if item.get(key)), "") for item in value]
+            for number, item in enumerate(value):
+                label = names[number] if names[number] and names.count(names[number]) == 1 else number
+                found.update(_flat(item, f"{prefix}{name}[{label}]."))
         else:
             found[prefix + name] = value
     return found

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import hmac
 import logging
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Any, Final
@@ -25,7 +26,15 @@ _log = logging.getLogger("penstock.node")
 
 HEAD_BYTES: Final = 16 << 10
 HEAD_SECONDS: Final = 10.0
+ANSWER_SECONDS: Final = 30.0
+"""How long one may take to read its answer."""
+LINGER_SECONDS: Final = 1.0
+LINGER_BYTES: Final = 4 << 20
+"""What is read and forgotten after an answer: a connection that is closed over unread bytes loses the answer."""
 MOST_CONNECTIONS: Final = 64
+"""With one more, the one that has said nothing for the longest time is closed."""
+ABSOLUTE: Final = re.compile("^https?://[^/?]*", re.IGNORECASE)
+VERSIONS: Final = ("HTTP/1.0", "HTTP/1.1")
 
 
 class HttpAnswer(msgspec.Struct, frozen=True):
@@ -65,7 +74,8 @@ class HttpServer:
         self._options, self._routes = options, dict(routes)
         self._ports = {} if ports is None else ports
         self._server: asyncio.Server | None = None
-        self._connections: set[asyncio.Task[Any]] = set()
+        self._connections: dict[asyncio.Task[Any], asyncio.StreamWriter] = {}
+        self._silent: dict[asyncio.StreamWriter, None] = {}  # no request yet, oldest first
         self._stopped = asyncio.Event()
         self._state = State.NEW
         self.addresses: dict[str, str] = {}
@@ -94,9 +104,13 @@ class HttpServer:
         if self._server is not None:
             self._server.close()
             self._server = None
-        for task in list(self._connections):
-            task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        for writer in self._connections.values():
+            writer.transport.abort()
+        if tasks := list(self._connections):
+            await asyncio.wait(tasks, timeout=LINGER_SECONDS)
+            for task in tasks:  # one whose answer takes that long
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         self._state = State.STOPPED
         self._stopped.set()
 
@@ -117,48 +131,63 @@ class HttpServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._connections.add(task)
+        self._connections[task] = writer
         try:
-            if len(self._connections) > MOST_CONNECTIONS:
-                writer.write(
-                    _encode(HttpAnswer(b"too many connections\n", status=HTTPStatus.SERVICE_UNAVAILABLE), head=False)
-                )
-            else:
-                async with asyncio.timeout(HEAD_SECONDS):
-                    head = await reader.readuntil(b"\r\n\r\n")
-                writer.write(await self._answer(head))
-            await writer.drain()
-        except asyncio.LimitOverrunError:
-            writer.write(
-                _encode(HttpAnswer(b"too long\n", status=HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE), head=False)
-            )
-        except (TimeoutError, ConnectionError, asyncio.IncompleteReadError):
+            answer = await self._converse(reader, writer)
+            async with asyncio.timeout(ANSWER_SECONDS):
+                writer.write(answer)
+                writer.write_eof()
+                await writer.drain()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LINGER_SECONDS):
+                    await _read_away(reader)
+            async with asyncio.timeout(ANSWER_SECONDS):
+                writer.close()
+                await writer.wait_closed()
+        except (TimeoutError, OSError, asyncio.IncompleteReadError):
             pass
         finally:
-            self._connections.discard(task)
-            writer.close()
-            with contextlib.suppress(ConnectionError, asyncio.CancelledError):
-                await writer.wait_closed()
+            self._connections.pop(task, None)
+            writer.transport.abort()  # nothing of it stays, whether it was read or not
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        """Wait for a request and return its answer."""
+        if len(self._connections) > MOST_CONNECTIONS:
+            if not self._silent:
+                return _refuse(HTTPStatus.SERVICE_UNAVAILABLE, "too many connections")
+            oldest = next(iter(self._silent))
+            del self._silent[oldest]
+            oldest.transport.abort()
+        self._silent[writer] = None
+        try:
+            async with asyncio.timeout(HEAD_SECONDS):
+                head = await reader.readuntil(b"\r\n\r\n")
+        except asyncio.LimitOverrunError:
+            return _refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "too long")
+        finally:
+            self._silent.pop(writer, None)
+        return await self._answer(head)
 
     async def _answer(self, head: bytes) -> bytes:
         lines = head.decode("latin-1").split("\r\n")
         words = lines[0].split(" ")
-        if len(words) != 3 or not words[2].startswith("HTTP/1."):
-            return _encode(HttpAnswer(b"not HTTP\n", status=HTTPStatus.BAD_REQUEST), head=False)
-        method, path = words[0], words[1].partition("?")[0]
+        if len(words) != 3 or words[2] not in VERSIONS:
+            return _refuse(HTTPStatus.BAD_REQUEST, "not HTTP")
+        method, path = words[0], ABSOLUTE.sub("", words[1]).partition("?")[0]
         if method not in ("GET", "HEAD"):
-            return _encode(HttpAnswer(b"only GET\n", status=HTTPStatus.METHOD_NOT_ALLOWED), head=False)
+            return _refuse(HTTPStatus.METHOD_NOT_ALLOWED, "only GET", "Allow: GET, HEAD")
+        head_only = method == "HEAD"
         route = self._routes.get(path)
         if route is None:
-            return _encode(HttpAnswer(b"not found\n", status=HTTPStatus.NOT_FOUND), head=method == "HEAD")
+            return _refuse(HTTPStatus.NOT_FOUND, "not found", head=head_only)
         if path.startswith("/api") and not self._allowed(lines[1:]):
-            return _encode(HttpAnswer(b"a token is needed\n", status=HTTPStatus.UNAUTHORIZED), head=method == "HEAD")
+            return _refuse(HTTPStatus.UNAUTHORIZED, "a token is needed", "WWW-Authenticate: Bearer", head=head_only)
         try:
             answer = await route()
         except Exception as exc:  # noqa: BLE001 - whoever asks is told, and the node goes on
             _log.exception("http: %s failed", path)
-            answer = HttpAnswer(f"{exc}\n".encode(), status=HTTPStatus.INTERNAL_SERVER_ERROR)
-        return _encode(answer, head=method == "HEAD")
+            return _refuse(HTTPStatus.INTERNAL_SERVER_ERROR, str(exc), head=head_only)
+        return _encode(answer, head=head_only)
 
     def _allowed(self, headers: list[str]) -> bool:
         if not self._options.token:
@@ -166,16 +195,28 @@ class HttpServer:
         for line in headers:
             name, _, value = line.partition(":")
             if name.strip().lower() == "authorization":
-                given = value.strip().removeprefix("Bearer ")
-                return hmac.compare_digest(given.encode(), self._options.token.encode())
+                scheme, _, given = value.strip().partition(" ")
+                known = hmac.compare_digest(given.strip().encode("latin-1"), self._options.token.encode())
+                return known and scheme.lower() == "bearer"
         return False
 
 
-def _encode(answer: HttpAnswer, *, head: bool) -> bytes:
+async def _read_away(reader: asyncio.StreamReader) -> None:
+    seen = 0
+    while (data := await reader.read(1 << 16)) and seen < LINGER_BYTES:
+        seen += len(data)
+
+
+def _refuse(status: HTTPStatus, reason: str, *headers: str, head: bool = False) -> bytes:
+    return _encode(HttpAnswer(f"{reason}\n".encode(), status=status), *headers, head=head)
+
+
+def _encode(answer: HttpAnswer, *headers: str, head: bool) -> bytes:
     lines = [
         f"HTTP/1.1 {answer.status.value} {answer.status.phrase}",
         f"Content-Type: {answer.type}",
         f"Content-Length: {len(answer.body)}",
+        *headers,
         "Cache-Control: no-store",
         "X-Content-Type-Options: nosniff",
         "Connection: close",

@@ -17,7 +17,7 @@ import msgspec
 
 from penstock.errors import OptionsError
 
-__all__ = ["Mistake", "read_table", "check_table"]
+__all__ = ["CrossedError", "Mistake", "read_table", "check_table", "dotted"]
 
 PREFIX: Final = "PENSTOCK__"
 HEADER: Final = re.compile(r"\s*(\[\[?)\s*([^\]#]+?)\s*\]\]?\s*(?:#.*)?$")
@@ -44,11 +44,44 @@ class Mistake(msgspec.Struct, frozen=True, order=True):
         return f"{place}{self.key}: {self.reason}" if self.key else f"{place}{self.reason}"
 
 
+def dotted(path: Path) -> str:
+    """Return a path as people write it.
+
+    >>> dotted(("tap", 1, "filter"))
+    'tap[1].filter'
+    """
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text
+
+
+class CrossedError(OptionsError):
+    """Two tables that do not go together: the key that is blamed, and the tables that must be right for it to be so.
+
+    >>> str(CrossedError(("export", 0, "fold"), ("fold", "export"), "there is no such fold"))
+    'export[0].fold: there is no such fold'
+    """
+
+    def __init__(self, path: Path, tables: tuple[str, ...], reason: str) -> None:
+        super().__init__(path, tables, reason)
+        self.path, self.tables, self.reason = path, tables, reason
+
+    def __str__(self) -> str:
+        return f"{dotted(self.path)}: {self.reason}"
+
+
 class ConfigTable:
-    """The values of a configuration, and the line each stands on."""
+    """The values of a configuration, the line each stands on, and which come from the environment."""
 
     def __init__(self, values: dict[str, Any], lines: dict[Path, int]) -> None:
         self.values, self._lines = values, lines
+        self.variables: dict[Path, str] = {}
+
+    def mistake(self, path: Path, reason: str) -> Mistake:
+        """Return a mistake of a key: on its line, or of the variable that it comes from."""
+        variable = self.variables.get(path)
+        return Mistake(self.line(path), dotted(path), reason) if variable is None else Mistake(0, variable, reason)
 
     def line(self, path: Path) -> int:
         """Return where a key stands, or the nearest table around it; 0 when the file does not have it."""
@@ -71,12 +104,15 @@ def read_table(text: str, environment: Mapping[str, str]) -> tuple[ConfigTable, 
     except tomllib.TOMLDecodeError as exc:
         found = SYNTAX_LINE.search(str(exc))
         line = int(found[1]) if found else text.count("\n") + 1
-        return ConfigTable({}, {}), [Mistake(line, "", SYNTAX_LINE.sub("", str(exc)).strip())]
+        twice = _given_twice(text) if "overwrite" in str(exc) else None
+        return ConfigTable({}, {}), [twice or Mistake(line, "", SYNTAX_LINE.sub("", str(exc)).strip())]
     mistakes: list[Mistake] = []
     table = ConfigTable(values, _lines_of(text))
     for name, value in sorted(environment.items()):
         if name.startswith(PREFIX):
-            problem = _override(values, [part.lower() for part in name[len(PREFIX) :].split("__")], value)
+            names = [part.lower() for part in name[len(PREFIX) :].split("__")]
+            problem = _override(values, names, value)
+            table.variables[tuple(names)] = name
             if problem:
                 mistakes.append(Mistake(0, name, problem))
     _expand(values, (), environment, table, mistakes)
@@ -98,7 +134,7 @@ def check_table(table: ConfigTable, kind: type[msgspec.Struct]) -> list[Mistake]
 
 def _check_struct(table: ConfigTable, path: Path, value: Any, kind: Any, mistakes: list[Mistake]) -> None:
     if not isinstance(value, dict):
-        mistakes.append(Mistake(table.line(path), _named(path), f"must be a table, not {_kind_of(value)}"))
+        mistakes.append(table.mistake(path, f"must be a table, not {_kind_of(value)}"))
         return
     hints = get_type_hints(kind)
     good: dict[str, Any] = {}
@@ -107,21 +143,27 @@ def _check_struct(table: ConfigTable, path: Path, value: Any, kind: Any, mistake
         if name not in kind.__struct_fields__:
             near = difflib.get_close_matches(name, kind.__struct_fields__, 1)
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(kind.__struct_fields__)}"
-            mistakes.append(Mistake(table.line(here), _named(here), f"there is no such key; {hint}"))
+            mistakes.append(table.mistake(here, f"there is no such key; {hint}"))
         else:
             _check_value(table, here, value[name], hints[name], mistakes)
         if len(mistakes) == before:
             good[name] = value[name]
     required = [field.name for field in msgspec.structs.fields(kind) if field.required and field.name not in good]
     mistakes += [
-        Mistake(table.line(path), _named((*path, name)), "must be given") for name in required if name not in value
+        Mistake(table.line(path), dotted((*path, name)), "must be given") for name in required if name not in value
     ]
     while not required:
         try:
             msgspec.convert(good, kind)  # what its own checks say of the keys that have no other mistake
             return
         except (msgspec.ValidationError, OptionsError) as exc:
-            key = _add_refusal(table, path, value, str(exc), mistakes)
+            crossed = exc.__cause__
+            if isinstance(crossed, CrossedError):
+                key = str(crossed.path[0])
+                if all(name in good or name not in value for name in crossed.tables):
+                    mistakes.append(table.mistake((*path, *crossed.path), crossed.reason))
+            else:
+                key = _add_refusal(table, path, value, str(exc), mistakes)
         if key not in good or any(field.name == key and field.required for field in msgspec.structs.fields(kind)):
             return
         del good[key]  # and what they say of the others
@@ -142,10 +184,14 @@ def _check_value(table: ConfigTable, path: Path, value: Any, hint: Any, mistakes
             for name, item in value.items():
                 _check_struct(table, (*path, name), item, inner[1], mistakes)
             return
+        if get_origin(one) is dict and isinstance(value, dict) and inner[1] is not Any:
+            for name, item in value.items():
+                _check_value(table, (*path, name), item, inner[1], mistakes)
+            return
     try:
         msgspec.convert(value, hint)
     except (msgspec.ValidationError, OptionsError) as exc:
-        mistakes.append(Mistake(table.line(path), _named(path), _plain(str(exc), value, hint)))
+        mistakes.append(table.mistake(path, _plain(str(exc), value, hint)))
 
 
 def _add_refusal(table: ConfigTable, path: Path, value: dict[str, Any], reason: str, mistakes: list[Mistake]) -> str:
@@ -156,10 +202,10 @@ def _add_refusal(table: ConfigTable, path: Path, value: dict[str, Any], reason: 
     reason = reason.partition(" - at `$")[0]
     named = re.match(r"(\w+)(=|: )", reason)
     if named is None or named[1] not in value:
-        mistakes.append(Mistake(table.line(path), _named(path) if path else "", reason))
+        mistakes.append(table.mistake(path, reason))
         return ""
     here = (*path, named[1])
-    mistakes.append(Mistake(table.line(here), _named(here), reason.removeprefix(f"{named[1]}: ")))
+    mistakes.append(table.mistake(here, reason.removeprefix(f"{named[1]}: ")))
     return named[1]
 
 
@@ -199,18 +245,6 @@ def _kind_of(value: Any) -> str:
     return KINDS.get(type(value), type(value).__name__)
 
 
-def _named(path: Path) -> str:
-    """Return a path as people write it.
-
-    >>> _named(("tap", 1, "filter"))
-    'tap[1].filter'
-    """
-    text = ""
-    for part in path:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
-    return text
-
-
 def _lines_of(text: str) -> dict[Path, int]:
     """Return the line of each table and key.  A key inside an inline table or a long text is on its table's line."""
     lines: dict[Path, int] = {}
@@ -236,6 +270,20 @@ def _lines_of(text: str) -> dict[Path, int]:
                 path = (*path, name)
                 lines.setdefault(path, number)
     return lines
+
+
+def _given_twice(text: str) -> Mistake | None:
+    """Return the key that stands twice in one table."""
+    seen: dict[tuple[str, ...], int] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if HEADER.match(line):
+            seen = {}
+        elif found := ASSIGNMENT.match(line):
+            key = _parts(found[1])
+            if key in seen:
+                return Mistake(number, ".".join(key), f"stands twice; the first is on line {seen[key]}")
+            seen[key] = number
+    return None
 
 
 def _parts(text: str) -> tuple[str, ...]:
@@ -268,7 +316,7 @@ def _expand(
         if isinstance(value, str):
             missing = [one for one in VARIABLE.findall(value) if one not in environment]
             if missing:
-                mistakes.append(Mistake(table.line(here), _named(here), f"{missing[0]} is not set in the environment"))
+                mistakes.append(table.mistake(here, f"{missing[0]} is not set in the environment"))
             else:
                 values[name] = VARIABLE.sub(lambda found: environment[found[1]], value)
         elif isinstance(value, dict | list):

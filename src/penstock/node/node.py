@@ -35,6 +35,8 @@ LOCK: Final = "penstock-node-lock"
 PROBE: Final = "penstock-node-probe"
 PROBE_SECONDS: Final = 2.0
 """How old the answer of ``/readyz`` may be: a probe costs an fsync."""
+PROBE_WAIT_SECONDS: Final = 5.0
+"""How long ``/readyz`` waits for the disk before it says that the disk does not answer."""
 
 
 class Node:
@@ -62,7 +64,8 @@ class Node:
         self._ports: dict[str, int] = {}
         self._supervisor = Supervisor(self._specs(config), clock=clock)
         self._probed: tuple[float, str] | None = None
-        self._probing = asyncio.Lock()
+        self._probing: asyncio.Task[str] | None = None
+        self._changing = asyncio.Lock()
         self._draining = False
         self._delivered: tuple[KeptBroker, int, DeliveryTotals, int] | None = None
 
@@ -73,12 +76,13 @@ class Node:
 
         With ``on_failure = "stop"`` a part that cannot start ends everything with its reason.
         """
-        self._lock = await in_disk_thread(self._take)
-        await self._supervisor.start()
-        if self.config.on_failure == "stop" and self.failures:
-            failures = self.failures
+        async with self._changing:
+            self._lock = await in_disk_thread(self._take)
+            await self._supervisor.start()
+        failed = self._supervisor.failed
+        if self.config.on_failure == "stop" and failed:
             await self.stop()
-            raise PenstockError("; ".join(f"{name}: {reason}" for name, reason in failures.items()))
+            raise PenstockError("; ".join(f"{name}: {reason}" for name, reason in failed.items()))
 
     async def stop(self) -> None:
         """Drain within the configured time, stop every part and let go of the data directory."""
@@ -93,8 +97,13 @@ class Node:
     async def reload(self, wanted: NodeConfig | None = None) -> list[str]:
         """Let parts read their files again and take over another configuration, all of it or nothing.
 
-        Return what kept everything as it is: keys that need a restart, files that cannot be read.
+        Return what kept everything as it is: keys that need a restart, files that cannot be read.  One at a time, and
+        none before all parts were started or once they are being stopped.
         """
+        async with self._changing:
+            return ["it is stopping"] if self._draining else await self._reload(wanted)
+
+    async def _reload(self, wanted: NodeConfig | None) -> list[str]:
         wanted = wanted or self.config
         problems = [f"{key}: needs a restart" for key in needs_restart(self.config, wanted)]
         parts = {name: part for name in self._supervisor.health() if (part := self._supervisor.part(name)) is not None}
@@ -146,11 +155,17 @@ class Node:
         for name, health in self._supervisor.health().items():
             if not health.state.serves:
                 return f"part {name} is {health.state}: {health.reason}"
-        async with self._probing:
-            now = self._clock.monotonic()
-            if self._probed is None or now - self._probed[0] > PROBE_SECONDS:
-                self._probed = now, await in_disk_thread(self._probe)
-            return self._probed[1]
+        if self._probed is None or self._clock.monotonic() - self._probed[0] > PROBE_SECONDS:
+            if self._probing is None:
+                self._probing = asyncio.ensure_future(in_disk_thread(self._probe))
+            probing = self._probing
+            await asyncio.wait([probing], timeout=PROBE_WAIT_SECONDS)
+            if not probing.done():
+                return f"{self.config.data}: has not been written and synced within {PROBE_WAIT_SECONDS:g} s"
+            if probing is self._probing:
+                self._probing, self._probed = None, (self._clock.monotonic(), probing.result())
+        assert self._probed is not None
+        return self._probed[1]
 
     def describe(self) -> dict[str, Any]:
         """Return all parts with what they say."""
@@ -180,8 +195,8 @@ class Node:
             with disk.modify(path) if disk.stat(path) is not None else disk.create(path) as file:
                 file.write_at(0, b"\0")
                 file.sync()
-        except OSError as exc:
-            return f"{self.config.data}: {exc.strerror or exc}"
+        except (OSError, PenstockError) as exc:
+            return f"{self.config.data}: {getattr(exc, 'strerror', None) or exc}"
         return ""
 
     def _taps(self) -> dict[str, Tap]:

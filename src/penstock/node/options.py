@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from typing import Any, Final, Literal
@@ -11,10 +12,13 @@ import msgspec
 from penstock.channels.model import Limits
 from penstock.channels.wire.options import DEFAULT_PORT, ChannelServerOptions
 from penstock.channels.wire.settings import WireSettings
-from penstock.errors import OptionsError
+from penstock.disk.objectstore import split_url
+from penstock.disk.resolve import is_url
+from penstock.errors import OptionsError, PenstockError
 from penstock.log.options import SyncMode
 from penstock.mqtt.server import ServerOptions
 from penstock.node.meeting import MeetingSpec
+from penstock.node.mistakes import CrossedError
 
 __all__ = [
     "NodeChannelOptions",
@@ -33,6 +37,12 @@ __all__ = [
 ]
 
 CHANNEL_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+SACRIFICE_AT: Final = 0.9
+HOST: Final = re.compile(r"[A-Za-z0-9._:%-]*")
+LISTENERS: Final = (
+    "mqtt.port", "mqtt.ws_port", "mqtt.tls_port", "mqtt.wss_port", "channels.port", "channels.plain_port",
+    "ingest.port", "http.port",
+)  # fmt: skip
 
 
 class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -42,6 +52,37 @@ class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 def _check_port(name: str, port: int | None) -> None:
     if port is not None and not 0 <= port <= 65_535:
         raise OptionsError(f"{name}={port}: must be between 0 and 65535")
+
+
+def _check_bind(bind: str) -> None:
+    if not HOST.fullmatch(bind):
+        raise OptionsError(f"bind={bind!r}: must be an address or the name of a host")
+
+
+def _check_seconds(name: str, seconds: float | None) -> None:
+    if seconds is not None and not 0 < seconds < math.inf:
+        raise OptionsError(f"{name}={seconds}: must be above 0, and a number of seconds")
+
+
+def _check_given(table: object, *names: str) -> None:
+    for name in names:
+        if not getattr(table, name):
+            raise OptionsError(f"{name}: must not be empty")
+
+
+def _check_name(name: str) -> None:
+    if not CHANNEL_NAME.fullmatch(name):
+        raise OptionsError(
+            f"name={name!r}: use 1 to 64 of letters, digits, dot, dash and underscore, beginning with a letter or digit"
+        )
+
+
+def _check_url(name: str, url: str) -> None:
+    if is_url(url):
+        try:
+            split_url(url)
+        except PenstockError as exc:
+            raise OptionsError(f"{name}: {exc}") from None
 
 
 class HttpOptions(_Table, frozen=True, kw_only=True):
@@ -59,6 +100,7 @@ class HttpOptions(_Table, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         _check_port("port", self.port)
+        _check_bind(self.bind)
 
 
 class FoldOptions(_Table, frozen=True, kw_only=True):
@@ -78,6 +120,10 @@ class FoldOptions(_Table, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.bootstrap and not os.path.basename(self.bootstrap):
             raise OptionsError(f"bootstrap={self.bootstrap!r}: must end in the name of the artifact")
+        _check_url("bootstrap", self.bootstrap)
+        _check_given(self, "log", "store")
+        _check_url("log", self.log)
+        _check_name(self.name)
 
 
 class MqttOptions(ServerOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -92,6 +138,10 @@ class MqttOptions(ServerOptions, frozen=True, kw_only=True, forbid_unknown_field
     def __post_init__(self) -> None:
         for name in ("port", "ws_port", "tls_port", "wss_port"):
             _check_port(name, getattr(self, name))
+        _check_bind(self.bind)
+        for name, other in (("cert", "key"), ("key", "cert")):
+            if getattr(self, name) is not None and getattr(self, other) is None:
+                raise OptionsError(f"{name}: needs {other}, too")
         super().__post_init__()
 
 
@@ -123,6 +173,12 @@ class ChannelsOptions(_Table, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         _check_port("port", self.port)
         _check_port("plain_port", self.plain_port)
+        _check_bind(self.bind)
+        for name, other in (("cert", "key"), ("key", "cert")):
+            if getattr(self, name) and not getattr(self, other):
+                raise OptionsError(f"{name}: needs {other}, too")
+        if self.modulator and not all(self.modulator.partition(":")):
+            raise OptionsError(f"modulator={self.modulator!r}: write it as module:Class")
         if self.enabled:
             self.server()
 
@@ -183,11 +239,6 @@ class NodeChannelOptions(_Table, frozen=True, kw_only=True):
     """What may go when the disk budget is used up: 0 never, then the highest number first."""
 
     def __post_init__(self) -> None:
-        if not CHANNEL_NAME.fullmatch(self.name):
-            raise OptionsError(
-                f"name={self.name!r}: use 1 to 64 of letters, digits, dot, dash and underscore, "
-                "beginning with a letter or digit"
-            )
         for name in ("max_messages", "sacrifice"):
             if getattr(self, name) < 0:
                 raise OptionsError(f"{name}={getattr(self, name)}: must not be negative")
@@ -196,6 +247,7 @@ class NodeChannelOptions(_Table, frozen=True, kw_only=True):
                 raise OptionsError(f"{name}={getattr(self, name)}: must be above 0")
         if self.format == "xchannel" and (self.max_messages or self.sacrifice):
             raise OptionsError(f"format={self.format!r}: max_messages and sacrifice are for message logs")
+        _check_name(self.name)
 
     def path(self, data: str) -> str:
         """Return where it is kept."""
@@ -222,6 +274,9 @@ class ShipPartOptions(_Table, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not self.bytes_per_second >= 0:
             raise OptionsError(f"bytes_per_second={self.bytes_per_second}: must not be negative")
+        _check_seconds("roll_seconds", self.roll_seconds)
+        _check_given(self, "log", "url")
+        _check_url("url", self.url)
 
 
 class ExportOptions(_Table, frozen=True, kw_only=True):
@@ -239,8 +294,9 @@ class ExportOptions(_Table, frozen=True, kw_only=True):
     every_seconds: float = 300.0
 
     def __post_init__(self) -> None:
-        if not self.every_seconds > 0:
-            raise OptionsError(f"every_seconds={self.every_seconds}: must be above 0")
+        _check_seconds("every_seconds", self.every_seconds)
+        _check_given(self, "fold", "url")
+        _check_url("url", self.url)
 
 
 class DiskOptions(_Table, frozen=True, kw_only=True):
@@ -256,7 +312,7 @@ class DiskOptions(_Table, frozen=True, kw_only=True):
     """What stays free on the disk whatever the budget says."""
     alarm_at: float = 0.8
     """From this part of the budget on there is an alarm."""
-    sacrifice_at: float = 0.9
+    sacrifice_at: float = SACRIFICE_AT
     """From this part on, channels with ``sacrifice`` lose their oldest segments."""
     look_seconds: float = 5.0
 
@@ -264,10 +320,16 @@ class DiskOptions(_Table, frozen=True, kw_only=True):
         for name in ("budget_bytes", "reserve_bytes"):
             if getattr(self, name) < 0:
                 raise OptionsError(f"{name}={getattr(self, name)}: must not be negative")
-        if not 0 < self.alarm_at <= self.sacrifice_at <= 1:
-            raise OptionsError(f"alarm_at={self.alarm_at}: must be above 0, sacrifice_at not below it and at most 1")
-        if not self.look_seconds > 0:
-            raise OptionsError(f"look_seconds={self.look_seconds}: must be above 0")
+        for name in ("alarm_at", "sacrifice_at"):
+            if not 0 < getattr(self, name) <= 1:
+                raise OptionsError(f"{name}={getattr(self, name)}: must be above 0 and at most 1")
+        if self.alarm_at > self.sacrifice_at:
+            blamed = "alarm_at" if self.sacrifice_at == SACRIFICE_AT else "sacrifice_at"
+            raise OptionsError(
+                f"{blamed}={getattr(self, blamed)}: sacrifice_at ({self.sacrifice_at}) must not be below "
+                f"alarm_at ({self.alarm_at})"
+            )
+        _check_seconds("look_seconds", self.look_seconds)
 
 
 class LedgerOptions(_Table, frozen=True, kw_only=True):
@@ -283,8 +345,7 @@ class LedgerOptions(_Table, frozen=True, kw_only=True):
     """How long the counts of an hour are kept."""
 
     def __post_init__(self) -> None:
-        if not self.look_seconds > 0:
-            raise OptionsError(f"look_seconds={self.look_seconds}: must be above 0")
+        _check_seconds("look_seconds", self.look_seconds)
         if self.keep_hours < 1:
             raise OptionsError(f"keep_hours={self.keep_hours}: must be at least 1")
 
@@ -299,6 +360,10 @@ class TelemetryOptions(_Table, frozen=True, kw_only=True):
     enabled: bool = False
     endpoint: str = ""
     """``http://127.0.0.1:4318``; unless said what OTEL_EXPORTER_OTLP_ENDPOINT says."""
+
+    def __post_init__(self) -> None:
+        if self.endpoint and not self.endpoint.startswith(("http://", "https://")):
+            raise OptionsError(f"endpoint={self.endpoint!r}: must begin with http:// or https://")
 
 
 class NodeConfig(_Table, frozen=True, kw_only=True):
@@ -330,20 +395,46 @@ class NodeConfig(_Table, frozen=True, kw_only=True):
     """Channels and MQTT topics that say the same."""
 
     def __post_init__(self) -> None:
-        if self.drain_seconds < 0:
-            raise OptionsError(f"drain_seconds={self.drain_seconds}: must not be negative")
+        if not 0 <= self.drain_seconds < math.inf:
+            raise OptionsError(f"drain_seconds={self.drain_seconds}: must not be negative, and a number of seconds")
+        _check_given(self, "data")
         _check_once("fold", "name", [fold.name for fold in self.fold])
         _check_once("fold", "store", [os.path.realpath(fold.store) for fold in self.fold])
         _check_once("channel", "name", [channel.name for channel in self.channel])
         _check_once("channel", "log", [os.path.realpath(channel.path(self.data)) for channel in self.channel])
         _check_once("meeting", "channel", [meeting.channel for meeting in self.meeting])
         if self.meeting and not (self.mqtt.enabled and self.channels.enabled):
-            raise OptionsError("meeting: needs mqtt and channels, and one of them is not enabled")
+            raise CrossedError(
+                ("meeting",), ("meeting", "mqtt", "channels"), "needs mqtt and channels, and one of them is not enabled"
+            )
         _check_once("export", "key", [export.key or export.fold for export in self.export])
-        for export in self.export:
-            if all(fold.name != export.fold for fold in self.fold):
-                raise OptionsError(f"export: there is no fold {export.fold}")
+        for number, export in enumerate(self.export):
+            folds = [fold.name for fold in self.fold]
+            if export.fold not in folds:
+                raise CrossedError(
+                    ("export", number, "fold"), ("export", "fold"),
+                    f"there is no fold {export.fold}; there {_are(folds)}",
+                )  # fmt: skip
         _check_once("ship", "log", [os.path.basename(ship.log.rstrip("/")) for ship in self.ship])
+        self._check_listeners()
+
+    def _check_listeners(self) -> None:
+        """Refuse two listeners on one port: only one of them would serve."""
+        taken: dict[int, str] = {}
+        for key in LISTENERS:
+            table, _, name = key.partition(".")
+            options = getattr(self, table)
+            port = getattr(options, name) if options.enabled else None
+            if not port:
+                continue
+            other = taken.setdefault(port, key)
+            if other == key or getattr(self, other.partition(".")[0]).bind != options.bind:
+                continue
+            is_default = getattr(type(options)(), name) == port
+            blamed, first = (other, key) if is_default else (key, other)
+            raise CrossedError(
+                tuple(blamed.split(".")), (table, other.partition(".")[0]), f"{port} is taken by {first}"
+            )  # fmt: skip
 
     def channel_of(self, name: str) -> NodeChannelOptions | None:
         """Return how a channel is kept; None where it may not be made."""
@@ -354,6 +445,10 @@ class NodeConfig(_Table, frozen=True, kw_only=True):
 
 
 def _check_once(table: str, key: str, found: list[Any]) -> None:
-    twice = sorted({one for one in found if found.count(one) > 1})
-    if twice:
-        raise OptionsError(f"{table}: two have the {key} {twice[0]}")
+    for number, one in enumerate(found):
+        if one in found[:number]:
+            raise CrossedError((table, number, key), (table,), f"two have the {key} {one}")
+
+
+def _are(names: list[str]) -> str:
+    return f"are {', '.join(names)}" if names else "is none at all"

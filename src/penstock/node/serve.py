@@ -33,14 +33,15 @@ async def serve(
     """Serve until SIGTERM or SIGINT; SIGHUP takes over what ``reread`` returns, all of it or nothing."""
     os.umask(0o077)  # what it makes is its user's
     node = Node(config)
-    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    loop, started, ended = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
 
     async def reload() -> None:
-        notify("RELOADING=1")
         try:
+            await started.wait()
+            notify("RELOADING=1")
             problems = await node.reload(None if reread is None else reread())
-        except (PenstockError, OSError) as exc:
-            problems = [str(exc)]
+        except Exception as exc:  # noqa: BLE001 - whatever it is, the node goes on as it was and people are told
+            problems = [str(exc) if isinstance(exc, PenstockError | OSError) else f"{type(exc).__name__}: {exc}"]
         for problem in problems:
             complain(problem)
         if problems:
@@ -60,26 +61,26 @@ async def serve(
         loop.add_signal_handler(number, ended.set)
     loop.add_signal_handler(signal.SIGHUP, hang_up)
     starting, leaving = asyncio.ensure_future(node.start()), asyncio.ensure_future(ended.wait())
-    await asyncio.wait([starting, leaving], return_when=asyncio.FIRST_COMPLETED)
-    if not starting.done():  # told to end before everything had started
-        starting.cancel()
-        await asyncio.gather(starting, return_exceptions=True)
-        await node.stop()
-        return
-    leaving.cancel()
-    await starting
     watchdog: asyncio.Task[None] | None = None
     try:
+        await asyncio.wait([starting, leaving], return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():  # told to end before everything had started
+            return
+        await starting
         ready(node)
         notify("READY=1")
+        started.set()
         if WATCHDOG in os.environ:
             watchdog = asyncio.create_task(_feed_watchdog(int(os.environ[WATCHDOG]) / 1e6))
-        await ended.wait()
+        await leaving
     finally:
         notify("STOPPING=1")
-        if watchdog is not None:
-            watchdog.cancel()
-        await node.stop()
+        for task in (starting, leaving, watchdog, *reloads):
+            if task is not None:
+                task.cancel()
+        await asyncio.gather(starting, leaving, *reloads, return_exceptions=True)
+        if starting.cancelled() or starting.exception() is None:  # else nothing was started
+            await node.stop()
 
 
 async def _feed_watchdog(seconds: float) -> None:

@@ -70,6 +70,7 @@ class Supervisor:
         self._parts: dict[str, Part] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._failures: dict[str, str] = {}
+        self._waiting: dict[str, str] = {}
         self._tried: dict[str, asyncio.Event] = {}
         self._serves: dict[str, asyncio.Event] = {}
         self._away: dict[str, asyncio.Event] = {}
@@ -79,7 +80,8 @@ class Supervisor:
         self._leaving: set[str] = set()
 
     def _note(self, name: str) -> None:
-        self._tried[name], self._serves[name], self._away[name] = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        for known in (self._tried, self._serves, self._away):
+            known.setdefault(name, asyncio.Event()).clear()  # the same event: others may be waiting for it
         self.restarts[name] = 0
 
     async def start(self) -> None:
@@ -103,7 +105,7 @@ class Supervisor:
         )
         for spec in reversed(leaving):
             await self._end(spec.name)
-            self._failures.pop(spec.name, None)
+            self._forget_reason(spec.name)
         self._leaving -= left
         self._specs = ordered
         for name in left - names:
@@ -120,7 +122,12 @@ class Supervisor:
 
     @property
     def failures(self) -> dict[str, str]:
-        """Parts that do not serve now, and why."""
+        """Parts that do not serve now, and why: they failed, or are still waiting for something."""
+        return {**self._waiting, **self._failures}
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """Parts that failed, and why."""
         return dict(self._failures)
 
     def part(self, name: str) -> Part | None:
@@ -135,9 +142,17 @@ class Supervisor:
             if part is not None:
                 found[spec.name] = part.health()
             else:
-                reason = self._failures.get(spec.name, "")
-                found[spec.name] = Health(State.FAILED if reason else State.NEW, reason)
+                found[spec.name] = self._health_of_none(spec.name)
         return found
+
+    def _health_of_none(self, name: str) -> Health:
+        if name in self._failures:
+            return Health(State.FAILED, self._failures[name])
+        return Health(State.STARTING, self._waiting[name]) if name in self._waiting else Health(State.NEW)
+
+    def _forget_reason(self, name: str) -> None:
+        self._failures.pop(name, None)
+        self._waiting.pop(name, None)
 
     def describe(self) -> dict[str, Any]:
         """Return what each part says about itself, with its health and how often it was started again."""
@@ -177,11 +192,15 @@ class Supervisor:
         while True:
             spec = next((one for one in self._specs if one.name == spec.name), spec)  # a reload may have changed it
             for need in spec.needs:
-                await self._serves[need].wait()
+                if not self._serves[need].is_set():
+                    self._waiting[spec.name] = f"{need}, which it needs, does not serve"
+                    self._tried[spec.name].set()  # nobody else waits for it
+                    await self._serves[need].wait()
             began = self._clock.monotonic()
             reason = await self._live(spec)
             if spec.name in self._leaving:
                 return  # it was drained, and ended when it was done
+            self._waiting.pop(spec.name, None)
             self._failures[spec.name] = reason
             self._tried[spec.name].set()
             if self._clock.monotonic() - began > WELL_SECONDS:
@@ -200,7 +219,7 @@ class Supervisor:
             await part.start()
             self._parts[spec.name] = part
             await self._until_it_serves(spec, part)
-            self._failures.pop(spec.name, None)
+            self._forget_reason(spec.name)
             self._away[spec.name].clear()
             self._serves[spec.name].set()
             self._tried[spec.name].set()
@@ -225,7 +244,7 @@ class Supervisor:
             while not ready.done() and not part.health().state.serves:
                 await asyncio.wait([ready], timeout=READY_LOOK_SECONDS)
                 if not self._tried[spec.name].is_set() and asyncio.get_running_loop().time() - began > SLOW_SECONDS:
-                    self._failures[spec.name] = "it is still starting"
+                    self._waiting[spec.name] = "it is still starting"
                     self._tried[spec.name].set()
             if ready.done():
                 ready.result()

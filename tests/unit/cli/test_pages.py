@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,3 +55,21 @@ def test_a_command_that_a_page_names_exists(page: Path) -> None:
         assert command is not None, f"penstock {shown}"
         known = {"--help", *(name for parameter in command.params for name in parameter.opts)}
         assert set(OPTION.findall(shown)) <= known, f"penstock {shown}"
+
+
+def commands_below(command: Any, words: tuple[str, ...] = ("penstock",)) -> Iterator[tuple[str, Any]]:
+    """Yield every command with its whole name, groups too."""
+    yield " ".join(words), command
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from commands_below(inner, (*words, name))
+
+
+@pytest.mark.parametrize(("name", "command"), list(commands_below(PENSTOCK)), ids=lambda value: str(value)[:40])
+def test_the_help_of_a_command_has_an_example_that_could_be_run(name: str, command: Any) -> None:
+    found = re.search(r"Examples?: ([^;\n]*)", f"{command.help or ''}\n{command.epilog or ''}")
+    assert found is not None, f"{name} --help shows no example"
+    assert name in found[1]
+    shown = found[1][found[1].index("penstock ") :].removeprefix("penstock ").split("|")[0].split("&&")[0]
+    meant = command_of(shown.split())
+    known = {"--help", *(option for parameter in meant.params for option in parameter.opts)}
+    assert set(OPTION.findall(re.sub("'[^']*'", "", shown))) <= known, shown

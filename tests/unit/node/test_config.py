@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import tomllib
 
 import pytest
+import tomli_w
 
 from penstock.errors import OptionsError
 from penstock.node.config import NodeConfig, changes, check_config, differing, effective_config, load_config
@@ -98,7 +100,7 @@ def test_a_table_with_several_refused_values_gets_an_answer_for_each() -> None:
         (5, "mqtt.port"),
         (6, "mqtt.tls_port"),
         (8, "channel[0].name"),
-        (9, "export"),
+        (10, "export[0].fold"),
     ]
 
 
@@ -151,3 +153,92 @@ def test_changes_are_named_and_secrets_are_not_shown() -> None:
     assert [line.partition(":")[0] for line in changes(before, after)] == ["http.port", "http.token"]
     assert "secret" not in str(changes(before, after))
     assert differing(effective_config(after), effective_config(before)) == {"http": {"port": 1, "token": "(hidden)"}}
+
+
+SECRETIVE = """\
+[http]
+token = "secret-{n}"
+[mqtt.scram]
+alice = "secret-{n}"
+[[mqtt.bridges]]
+name = "up"
+send = [{{filter = "a/#"}}]
+[mqtt.bridges.remote]
+url = "mqtt://me:secret-{n}@hub"
+password = "secret-{n}"
+"""
+
+
+def test_secrets_inside_lists_and_urls_are_in_no_output() -> None:
+    before, _ = check_config(SECRETIVE.format(n=1), {})
+    after, mistakes = check_config(SECRETIVE.format(n=2), {})
+    assert before is not None, mistakes
+    assert after is not None, mistakes
+    shown = effective_config(after)
+    assert "secret" not in str(shown)
+    assert shown["mqtt"]["bridges"][0]["remote"]["password"] == "(hidden)"
+    assert tomllib.loads(tomli_w.dumps(shown)) == shown  # it can be written
+    lines = changes(before, after)
+    assert "secret" not in str(lines)
+    assert [line.partition(":")[0] for line in lines] == [  # but that they change is said
+        "http.token",
+        "mqtt.bridges[up].remote.password",
+        "mqtt.bridges[up].remote.url",
+        "mqtt.scram.alice",
+    ]
+
+
+def test_a_change_of_a_list_names_what_comes_goes_and_changes() -> None:
+    fold = '[[fold]]\nname = "{0}"\nlog = "l"\nstore = "{1}"\n'
+    before, _ = check_config(fold.format("a", "1") + fold.format("b", "2"), {})
+    after, _ = check_config(fold.format("b", "3") + fold.format("c", "4"), {})
+    assert before is not None
+    assert after is not None
+    lines = [line.partition("  (")[0] for line in changes(before, after)]
+    assert "fold[b].store: 2 → 3" in lines
+    assert "fold[a].store: 1 → -" in lines
+    assert "fold[c].store: - → 4" in lines
+    assert not any(line.startswith("fold[b].log") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "key", "words"),
+    [
+        ("[mqtt]\nbind = 'not an address'\n", 2, "mqtt.bind", "an address or the name of a host"),
+        ("[mqtt]\ncert = 'x.pem'\n", 2, "mqtt.cert", "needs key"),
+        ("[channels]\nkey = 'x.key'\n", 2, "channels.key", "needs cert"),
+        ("[channels]\nmodulator = 'shop'\n", 2, "channels.modulator", "module:Class"),
+        ("[channels.tap]\n'*' = 5\n", 2, "channels.tap.*", "must be text, not a whole number"),
+        ("[[mqtt.taps]]\nfilter = 'a'\npath = 'x/{y}'\n", 3, "mqtt.taps[0].path", "{y} is no field"),
+        ("[[ship]]\nlog = 'l'\nurl = 'ftp://x'\n", 3, "ship[0].url", "objects are at one of"),
+        ("[[ship]]\nlog = ''\nurl = 's3://b'\n", 2, "ship[0].log", "must not be empty"),
+        ("[ingest]\nport = 1883\n", 2, "ingest.port", "1883 is taken by mqtt.port"),
+        ("[mqtt]\nport = 8780\n", 2, "mqtt.port", "8780 is taken by http.port"),
+        ("[[fold]]\nname = 'a/b'\nlog = 'l'\nstore = 's'\n", 2, "fold[0].name", "beginning with a letter"),
+        ("drain_seconds = inf\n", 1, "drain_seconds", "a number of seconds"),
+        ("[ledger]\nlook_seconds = nan\n", 2, "ledger.look_seconds", "above 0"),
+        ("data = ''\n", 1, "data", "must not be empty"),
+        ("[disk]\nalarm_at = 0.95\n", 2, "disk.alarm_at", "sacrifice_at (0.9) must not be below alarm_at"),
+        ("[disk]\nsacrifice_at = 0.2\n", 2, "disk.sacrifice_at", "must not be below alarm_at (0.8)"),
+        ("[telemetry]\nendpoint = 'collector'\n", 2, "telemetry.endpoint", "http://"),
+        ("[mqtt]\nport = 1\nport = 2\n", 3, "port", "stands twice; the first is on line 2"),
+        ("[[channel]]\nname = 'a'\n[[channel]]\nname = 'a'\n", 4, "channel[1].name", "two have the name a"),
+        ("[[export]]\nfold = 'x'\nurl = 's3://b'\n", 2, "export[0].fold", "there is no fold x; there is none"),
+    ],
+)
+def test_what_could_not_work_is_a_mistake_of_its_own_line(text: str, line: int, key: str, words: str) -> None:
+    _, (mistake,) = check_config(text, {})
+    assert (mistake.line, mistake.key) == (line, key)
+    assert words in mistake.reason
+
+
+def test_a_mistake_of_one_table_is_not_blamed_on_another() -> None:
+    text = "[[fold]]\nname = 'a'\nlog = 'l'\nstore = 's'\nbackend = 'bdb'\n[[export]]\nfold = 'a'\nurl = 's3://b'\n"
+    _, mistakes = check_config(text + "[mqtt]\nport = 1884\nprot = 1\n[http]\nport = 1883\n", {})
+    assert [mistake.key for mistake in mistakes] == ["fold[0].backend", "mqtt.prot"]
+
+
+def test_a_mistake_in_the_environment_names_its_variable() -> None:
+    _, (first, second) = check_config("", {"PENSTOCK__MQTT__PRT": "1", "PENSTOCK__HTTP__PORT": "x"})
+    assert (first.key, first.reason) == ("PENSTOCK__HTTP__PORT", "must be a whole number, not text")
+    assert (second.key, second.reason) == ("PENSTOCK__MQTT__PRT", "there is no such key; did you mean port?")

@@ -8,7 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -184,7 +184,7 @@ def test_what_is_refused_is_said_and_what_can_wait_waits(tmp_path: Path) -> None
             part.refusal = "the disk is full"
 
             def kept_out() -> None:
-                with pytest.raises(NotConnected, match="the disk is full"):
+                with pytest.raises(NotConnected, match=r"the node takes nothing \(the disk is full"):
                     IngestWriter(config.data, "readings", timeout=0.2).append(b"x")
 
             await off(kept_out)
@@ -201,6 +201,43 @@ def test_what_is_refused_is_said_and_what_can_wait_waits(tmp_path: Path) -> None
 
     asyncio.run(run())
     assert payloads(config) == [b"fine", b"later"]
+
+
+@pytest.mark.parametrize(
+    ("format", "given", "words"),
+    [
+        ("messagelog", {"kind": 3}, "keeps no kinds"),
+        ("messagelog", {"timestamp_ns": -1}, "timestamp_ns=-1"),
+        ("xchannel", {"kind": 1 << 16}, "kind=65536"),
+        ("xchannel", {"kind": -1}, "kind=-1"),
+        ("xchannel", {"timestamp_ns": -1}, "timestamp_ns=-1"),
+        ("xchannel", {"payload": bytes(2 << 20)}, "a record of 2097152 bytes"),
+    ],
+)
+def test_what_the_log_would_refuse_is_refused_to_its_producer_and_to_nobody_else(
+    tmp_path: Path, format: str, given: dict[str, Any], words: str
+) -> None:
+    channel = f'[[channel]]\nname = "readings"\nformat = "{format}"\nmax_payload_bytes = 4194304\n'
+    config = config_for(tmp_path, channel)
+
+    async def run() -> None:
+        async with serving(config) as part:
+
+            def work() -> None:
+                wrong = {"payload": b"x", **given}
+                with IngestWriter(config.data, "readings") as other, IngestWriter(config.data, "readings") as writer:
+                    other.append(b"first")
+                    (channel,) = part.channels.values()
+                    with pytest.raises(OptionsError, match=words):
+                        writer.append(wrong.pop("payload"), **wrong)
+                    other.append(b"second")
+                    assert list(part.channels.values()) == [channel]  # it was not closed for it
+                    writer.append(b"third")
+
+            await off(work)
+
+    asyncio.run(run())
+    assert payloads(config) == [b"first", b"second", b"third"]
 
 
 def test_bytes_that_are_no_frames_end_the_connection_with_a_reason(tmp_path: Path) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
+
+import msgspec
+import pytest
 
 from penstock.log.envelope import CONTENT, Envelope, encode_envelope
 from penstock.log.messagelog import MessageLog
 from penstock.node import IngestWriter, Node
 from penstock.node.config import check_config
 from penstock.node.ledger import read_ledger
-from penstock.node.options import NodeConfig
+from penstock.node.options import FoldOptions, NodeConfig
 
 EVERYTHING = """
 data = "{folder}/d"
@@ -81,3 +85,50 @@ def test_every_part_that_a_fault_ends_is_started_again(tmp_path: Path) -> None:
     assert all(seam.ok for seam in found.values()), found
     assert found["fold:latest"].went == 10
     assert any((tmp_path / "folds").rglob("*latest*"))
+
+
+def test_a_reload_while_the_node_starts_waits_for_it_and_starts_nothing_twice(tmp_path: Path) -> None:
+    config = everything(tmp_path)
+    more = FoldOptions(name="more", log=f"{tmp_path}/keyed", store=f"{tmp_path}/more.snap")
+    wanted = msgspec.structs.replace(config, fold=[*config.fold, more])
+
+    async def run() -> None:
+        node = Node(config)
+        starting = asyncio.create_task(node.start())
+        while not node.health()["mqtt"].state.serves:
+            await asyncio.sleep(0.001)
+        assert await asyncio.gather(node.reload(wanted), node.reload(wanted)) == [[], []]
+        await starting
+        try:
+            assert node.failures == {}
+            assert "fold:more" in node.health()
+            tasks = [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("part ")]
+            assert sorted(tasks) == sorted(f"part {name}" for name in node.health())
+        finally:
+            await node.stop()
+        assert await node.reload(config) == ["it is stopping"]
+
+    asyncio.run(run())
+
+
+def test_readiness_says_so_when_the_disk_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = everything(tmp_path)
+    answered = threading.Event()
+    monkeypatch.setattr("penstock.node.node.PROBE_WAIT_SECONDS", 0.05)
+
+    async def run() -> None:
+        node = Node(config)
+        await node.start()
+        try:
+            monkeypatch.setattr(node, "_probe", lambda: "" if answered.wait(60) else "never")
+            async with asyncio.timeout(20):
+                assert "has not been written and synced" in await node.readiness()
+                assert "has not been written and synced" in await node.readiness()
+                answered.set()
+                while await node.readiness():
+                    await asyncio.sleep(0.01)
+        finally:
+            answered.set()
+            await node.stop()
+
+    asyncio.run(run())

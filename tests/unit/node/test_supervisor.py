@@ -154,6 +154,41 @@ async def test_who_needs_a_part_that_is_away_waits_for_it() -> None:
     await runs.stop(1.0)
 
 
+async def test_who_needs_a_part_that_cannot_start_holds_nobody_up() -> None:
+    room = Room()
+    room.refuse = {"mqtt": 1}
+    runs = supervisor(
+        room,
+        Spec("mqtt", room.make("mqtt")),
+        Spec("meeting", room.make("meeting"), ("mqtt",)),
+        Spec("http", room.make("http")),
+    )
+    async with asyncio.timeout(20):
+        await runs.start()
+    assert runs.health()["http"].state is State.READY
+    assert runs.health()["meeting"] == Health(State.STARTING, "mqtt, which it needs, does not serve")
+    assert set(runs.failures) == {"mqtt", "meeting"}
+    assert set(runs.failed) == {"mqtt"}
+    room.wake.set()
+    await until(lambda: not runs.failures)
+    assert runs.health()["meeting"].state is State.READY
+    await runs.stop(1.0)
+
+
+async def test_who_waits_for_a_part_that_a_reload_mends_is_started() -> None:
+    room = Room()
+    room.refuse = {"fold": 1}
+    specs = [Spec("fold", room.make("fold")), Spec("export", room.make("export"), ("fold",))]
+    runs = supervisor(room, *specs)
+    async with asyncio.timeout(20):
+        await runs.start()
+        assert set(runs.failures) == {"fold", "export"}
+        await runs.change(specs, {"fold"}, 1.0)
+    await until(lambda: not runs.failures)
+    assert room.events[-2:] == ["start fold", "start export"]
+    await runs.stop(1.0)
+
+
 def test_parts_that_need_each_other_are_refused() -> None:
     def nothing() -> Any:
         return None

@@ -331,7 +331,10 @@ class _Recoverer:
         path = self._path(number, INDEX)
         problem = index_problem(self._read(path, self._capacity), walk.index, walk.end, self._capacity)
         if problem is not None:
-            logger.warning("%s at byte %d: %s; it is rebuilt", path, *problem)
+            if self._disk.stat(path) is None:
+                logger.info("%s: is not there; it is made", path)
+            else:
+                logger.warning("%s at byte %d: %s; it is rebuilt", path, *problem)
             self._rebuild(number, walk.index.tobytes())
 
     def _rebuild(self, number: int, data: bytes) -> None:

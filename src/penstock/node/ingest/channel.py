@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.disk import disk_for, in_disk_thread
 from penstock.disk.failpoint import fail_point
@@ -36,6 +37,7 @@ _repeated = REGISTRY.counter(
 _waiting = REGISTRY.gauge("ingest_waiting_bytes", "bytes that wait to be appended", labels=("channel",))
 
 TURN_BYTES: Final = 16 << 20
+MAX_KIND: Final = (1 << 16) - 1
 SETTLE_SECONDS: Final = 0.2
 
 
@@ -148,13 +150,24 @@ class IngestChannel:
 
     def put(self, producer: Producer, batch: IngestBatch, size: int) -> None:
         """Let a batch wait for its turn."""
-        longest, most = max(map(len, batch.payloads)), self.options.max_payload_bytes
-        if longest > most:
-            raise OptionsError(f"{self.options.name}: a record of {longest} bytes; at most {most} are taken")
+        self._check(batch)
         self._line.append(_Waiting(producer, batch, size))
         self._size += size
         _waiting.set(self._size, channel=self.options.name)
         self._more.set()
+
+    def _check(self, batch: IngestBatch) -> None:
+        """Refuse what the log would refuse: its producer is told at once, and nobody shares a turn with it."""
+        name, most = self.options.name, min(self.options.max_payload_bytes, self.writer.largest_message)
+        longest = max(map(len, batch.payloads))
+        if longest > most:
+            raise OptionsError(f"{name}: a record of {longest} bytes; at most {most} are taken")
+        if batch.kinds is not None:
+            if isinstance(self.writer, MessageLog) and batch.kinds.any():
+                raise OptionsError(f"{name}: a message log keeps no kinds")
+            _check_column(name, "kind", batch.kinds, MAX_KIND)
+        if batch.times is not None:
+            _check_column(name, "timestamp_ns", batch.times, np.iinfo(np.int64).max)
 
     def greet(self, producer: Producer) -> None:
         """Greet a producer when everything in front of it is appended."""
@@ -294,6 +307,12 @@ class IngestChannel:
                 self.writer.close()
             except (ClosedError, OSError) as exc:
                 _log.warning("ingest: %s did not close: %s", self.options.name, exc)
+
+
+def _check_column(channel: str, name: str, column: NDArray[np.int64], most: int) -> None:
+    for found in (int(column.min()), int(column.max())):
+        if not 0 <= found <= most:
+            raise OptionsError(f"{channel}: {name}={found}: must be between 0 and {most}")
 
 
 def _call(function: Callable[..., None], *args: Any) -> Callable[[], None]:

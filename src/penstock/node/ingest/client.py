@@ -262,10 +262,13 @@ class IngestWriter:
         """Connect, and hand over again what the log does not have; with growing pauses until the deadline."""
         self._hang_up()
         pause = FIRST_PAUSE_SECONDS if reason else 0.0
+        told = bool(reason)  # by the node itself
         while True:
             if pause:
                 if time.monotonic() + pause > deadline:
-                    raise NotConnected(f"{self._name()}: no node answers ({reason})")
+                    raise NotConnected(
+                        f"{self._name()}: {'the node takes nothing' if told else 'no node answers'} ({reason})"
+                    )
                 time.sleep(pause * (0.5 + secrets.randbelow(1000) / 1000))
             try:
                 self._greet(deadline)
@@ -273,6 +276,7 @@ class IngestWriter:
             except (OSError, RetryError) as exc:
                 self._hang_up()
                 reason = getattr(exc, "strerror", None) or str(exc) or type(exc).__name__
+                told = isinstance(exc, RetryError)
             pause = min(max(2 * pause, FIRST_PAUSE_SECONDS), LAST_PAUSE_SECONDS)
 
     def _greet(self, deadline: float) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import secrets
 import threading
@@ -154,8 +155,8 @@ class Group(ClosingHandle):
 
     def fail(self, jobs: Sequence[Job], delay: float | None = None, reason: str = "") -> None:
         """Let messages come again, all in one turn; those that failed ``max_tries`` times go to the dead letters."""
-        if delay is not None and delay < 0:
-            raise OptionsError(f"delay={delay}: must not be negative")
+        if delay is not None and not 0 <= delay < math.inf:
+            raise OptionsError(f"delay={delay}: must not be negative, and a number of seconds")
         jobs = [job for job in jobs if not job.settled]
 
         def decide(core: GroupCore, _: dict[int, int]) -> list[int]:
