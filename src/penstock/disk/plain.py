@@ -13,10 +13,21 @@ from collections.abc import Callable, Collection
 from typing import BinaryIO, Final
 
 from penstock.disk.face import Disk, ReadDisk
-from penstock.disk.posix import PosixDisk
+from penstock.disk.posix import PLAIN, PosixDisk, checked_fd
 from penstock.errors import OptionsError
 
-__all__ = ["boot_id_of", "check_name", "clear_folder", "create_private", "make_folders", "read_small", "refuse_link"]
+__all__ = [
+    "boot_id_of",
+    "check_name",
+    "clear_folder",
+    "create_private",
+    "is_below",
+    "make_folders",
+    "open_below",
+    "read_small",
+    "refuse_link",
+    "stays_below",
+]
 
 SMALL: Final = 8 << 20
 """No file of settings, keys or passwords is as long as that."""
@@ -98,6 +109,51 @@ def check_name(root: str, name: str) -> str:
     if name in ("", ".", "..") or "/" in name or "\0" in name:
         raise OptionsError(f"{root}: {name!r} is no name of something in this folder")
     return f"{root}/{name}"
+
+
+def stays_below(name: str) -> bool:
+    """Whether a path from somebody else names something below a folder: it is not absolute, and climbs nowhere.
+
+    >>> [stays_below(name) for name in ("logs/a", "../a", "/etc/passwd", "a//b", "")]
+    [True, False, False, False, False]
+    """
+    return "\0" not in name and all(part not in ("", ".", "..") for part in name.split("/"))
+
+
+def is_below(folder: str, path: str) -> bool:
+    """Whether a path leads to something below a folder, with every link followed.
+
+    >>> is_below("/usr", "/usr/../etc"), is_below("/usr", "/usr/bin/nothing")
+    (False, True)
+    """
+    return os.path.realpath(path).startswith(os.path.realpath(folder).rstrip("/") + "/")
+
+
+def open_below(root: str, name: str) -> BinaryIO:
+    """Open a file below a folder for reading, through no link on the way; OptionsError for a name that leads elsewhere.
+
+    >>> open_below("/proc", "self/status")
+    Traceback (most recent call last):
+    OSError: [Errno 40] a symbolic link, which is not followed here: '/proc/self/status'
+    """
+    path = os.path.join(root, name)
+    if not stays_below(name):
+        raise OptionsError(f"{root}: {name!r} is no name of something in this folder")
+    *above, last = name.split("/")
+    fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for part in above:
+            inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+            os.close(fd)
+            fd = inner
+        file = os.open(last, os.O_RDONLY | PLAIN, dir_fd=fd)
+    except OSError as exc:
+        if exc.errno in (errno.ELOOP, errno.ENOTDIR):
+            raise OSError(errno.ELOOP, LINK, path) from None
+        raise type(exc)(exc.errno, exc.strerror, path) from None
+    finally:
+        os.close(fd)
+    return os.fdopen(checked_fd(path, file), "rb")
 
 
 def refuse_link(disk: ReadDisk, path: str) -> None:
