@@ -24,6 +24,7 @@ __all__ = [
     "is_below",
     "make_folders",
     "open_below",
+    "private",
     "read_small",
     "refuse_link",
     "stays_below",
@@ -67,6 +68,17 @@ def create_private(path: str) -> BinaryIO:
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.fdopen(os.open(path, flags, 0o600), "w+b")
+
+
+def private(path: str, flags: int) -> int:
+    """Open a file for ``open(…, opener=private)``: one that is made belongs to its owner alone.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder, open(folder + "/new", "ab", opener=private) as file:
+    ...     oct(os.fstat(file.fileno()).st_mode & 0o777)
+    '0o600'
+    """
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
 def make_folders(path: str) -> None:
