@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from penstock.channels import ChannelManager
 from penstock.artifact import export_store
+from penstock.channels import ChannelManager
 from penstock.disk import PosixDisk, object_store_for
 from penstock.errors import CorruptionError, OptionsError
 from penstock.kv import EmbeddedConnection, StoreConfig
