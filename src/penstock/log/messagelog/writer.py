@@ -281,15 +281,16 @@ class MessageLog(ClosingHandle):
     # --- Open and closed
 
     def close(self) -> None:
-        """Let go of the log and of its lock; with a sync mode, sync once more."""
+        """Let go of the log and of its lock; with a sync mode, sync once more, and tell of a sync that failed."""
         with self._mutex:
             if self._dead:
                 return
         try:
             if self._committer is not None:
-                if not self._broken:
+                try:
                     self._committer.request().result()
-                self._committer.close()
+                finally:
+                    self._committer.close()
         finally:
             with self._mutex, self._syncing:
                 self._dead = "the log is closed"
