@@ -285,9 +285,7 @@ def test_a_sync_that_failed_in_the_background_is_told_by_whatever_comes_next(kin
 
 
 @kinds
-def test_the_last_write_before_threads_can_be_had_again_is_durable(
-    kind: Kind, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_last_write_before_threads_can_be_had_again_is_durable(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     import penstock.disk.commit as commit
 
     group = commit.GroupCommit()

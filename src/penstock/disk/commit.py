@@ -48,6 +48,8 @@ class Committer:
         self._closed = False
         self.error: BaseException | None = None
         """The last failure of a sync, until one succeeds."""
+        self.untold = False
+        """Whether nobody heard of it yet: it failed in the background, and nothing was written or asked for since."""
 
     def request(self) -> Future[int]:
         """Ask for a sync of everything written before this call; where no thread can serve it, it is done at once."""
@@ -181,10 +183,10 @@ class GroupCommit:
         try:
             position = committer._sync()
         except BaseException as exc:
-            committer.error = exc
+            committer.error, committer.untold = exc, False
             raise
         else:
-            committer.error = None
+            committer.error, committer.untold = None, False
             return position
         finally:
             with self._mutex:
@@ -278,7 +280,7 @@ class GroupCommit:
         try:
             position = committer._sync()
         except BaseException as exc:  # noqa: BLE001 - it belongs to whoever waits
-            committer.error = exc
+            committer.error, committer.untold = exc, not futures
             for future in futures:
                 future.set_exception(exc)
             if not futures and committer.interval is not None and self.threads and not isinstance(exc, ReadOnlyError):
@@ -286,7 +288,7 @@ class GroupCommit:
                 # whoever comes next does.
                 self.schedule(committer, max(committer.interval, RETRY_SECONDS))
         else:
-            committer.error = None
+            committer.error, committer.untold = None, False
             for future in futures:
                 future.set_result(position)
 

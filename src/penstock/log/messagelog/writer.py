@@ -281,14 +281,15 @@ class MessageLog(ClosingHandle):
     # --- Open and closed
 
     def close(self) -> None:
-        """Let go of the log and of its lock; with a sync mode, sync once more, and tell of a sync that failed."""
+        """Let go of the log and of its lock; with a sync mode, sync once more, and tell of a failure nobody heard of."""
         with self._mutex:
             if self._dead:
                 return
         try:
             if self._committer is not None:
                 try:
-                    self._committer.request().result()
+                    if not self._broken or self._committer.untold:
+                        self._committer.request().result()
                 finally:
                     self._committer.close()
         finally:
