@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat as stat_bits
 from collections.abc import Callable, Collection
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 from penstock.disk.face import Disk, ReadDisk
 from penstock.disk.posix import PLAIN, PosixDisk, checked_fd
-from penstock.errors import OptionsError
+from penstock.errors import CorruptionError, OptionsError
 
 __all__ = [
     "boot_id_of",
@@ -24,14 +25,19 @@ __all__ = [
     "is_below",
     "make_folders",
     "open_below",
+    "parse_toml",
     "private",
     "read_small",
+    "read_whole",
     "refuse_link",
     "stays_below",
 ]
 
 SMALL: Final = 8 << 20
 """No file of settings, keys or passwords is as long as that."""
+DEPTH: Final = 100
+"""No key of settings has as many parts as that."""
+DEEP: Final = re.compile(rf"[\s\[{{]*(?:[^\s.=\[\]#]*\s*\.){{{DEPTH}}}")
 LINK: Final = "a symbolic link, which is not followed here"
 
 
@@ -56,6 +62,40 @@ def read_small(path: str, most: int = SMALL) -> bytes:
     if len(data) > most:
         raise OptionsError(f"{path}: it is longer than {most} bytes, which such a file never is")
     return data
+
+
+def read_whole(disk: ReadDisk, path: str, most: int = SMALL) -> bytes:
+    """Return the bytes of a small file of ours; CorruptionError for one that is longer than we ever write it.
+
+    >>> from penstock.disk import MemoryDisk
+    >>> disk = MemoryDisk()
+    >>> with disk.create("note") as file:
+    ...     file.write_at(0, b"hello")
+    >>> read_whole(disk, "note")
+    b'hello'
+    """
+    with disk.open(path) as file:
+        size = file.stat().size
+        if size > most:
+            raise CorruptionError(path, most, f"it has {size} bytes, and such a file has never more than {most}")
+        return file.read_at(0, size)
+
+
+def parse_toml(text: str, path: str) -> dict[str, Any]:
+    """Return what a file of settings says; OptionsError for what is no TOML, or goes deeper than settings do.
+
+    >>> parse_toml("port = 1883", "penstock.toml")
+    {'port': 1883}
+    """
+    import tomllib
+
+    for line in text.splitlines():
+        if line.count(".") > DEPTH and DEEP.match(line):
+            raise OptionsError(f"{path}: a key with more than {DEPTH} parts")
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise OptionsError(f"{path}: it goes too deep") from None
 
 
 def create_private(path: str) -> BinaryIO:

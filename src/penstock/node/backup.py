@@ -36,7 +36,7 @@ from penstock.store import AppendLogStore
 __all__ = ["BackupReport", "back_up", "restore"]
 
 MANIFEST: Final = "penstock-backup.json"
-MANIFEST_BYTES: Final = 1 << 30
+MANIFEST_BYTES: Final = 128 << 20
 """No manifest is as long as that, with a line a file."""
 STAGE: Final = "penstock-backup-stage"
 LEFT_OUT: Final = ("penstock-node-lock", "penstock-node-probe", "penstock-reserve")

@@ -281,7 +281,7 @@ class MessageLog(ClosingHandle):
     # --- Open and closed
 
     def close(self) -> None:
-        """Let go of the log and of its lock; with a sync mode, sync once more, and tell of a failure nobody heard of."""
+        """Let go of the log and of its lock; with a sync mode, sync once more; a failure nobody heard of is told."""
         with self._mutex:
             if self._dead:
                 return
