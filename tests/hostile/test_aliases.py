@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import shutil
@@ -13,7 +14,10 @@ from typing import Any
 import pytest
 from owners import OWNERS, Owner
 
+from penstock.channels import ChannelManager
 from penstock.errors import LockedError, OptionsError, PenstockError
+from penstock.mqtt.state_open import KeptBroker
+from penstock.node.node import take_data
 
 owners = pytest.mark.parametrize("owner", OWNERS, ids=lambda owner: owner.name)
 
@@ -153,3 +157,61 @@ def test_the_data_that_is_a_link_is_not_written_to(owner: Owner, tmp_path: Path)
         owner.open(tmp_path / "dangling").close()
     assert (tmp_path / "data").read_bytes() == before
     assert not (tmp_path / "nothing").exists()
+
+
+# --- Those that own a folder of other things
+
+
+class Held:
+    """Something that is closed by letting go of it."""
+
+    def __init__(self, close: Any) -> None:
+        self.close = close
+
+
+def open_node(path: Path) -> Held:
+    return Held(take_data(str(path)).release)
+
+
+def open_broker(path: Path) -> Held:
+    loop = asyncio.new_event_loop()
+    try:
+        kept = KeptBroker(str(path), loop=loop)
+    except BaseException:
+        loop.close()
+        raise
+    return Held(lambda: (kept.close(), loop.close()))
+
+
+def open_manager(path: Path) -> Held:
+    loop = asyncio.new_event_loop()
+    try:
+        manager = loop.run_until_complete(ChannelManager.open(path))
+    except BaseException:
+        loop.close()
+        raise
+    return Held(lambda: (loop.run_until_complete(manager.close()), loop.close()))
+
+
+@pytest.mark.parametrize("alias", ["the same name", "a link", "a folder above", "no lock"])
+@pytest.mark.parametrize("opening", [open_node, open_broker, open_manager], ids=lambda one: one.__name__)
+def test_a_second_owner_of_a_folder_is_refused(opening: Any, alias: str, tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    path = tmp_path / "real" / "data"
+    first = opening(path)
+    other = path
+    if alias == "a link":
+        other = tmp_path / "alias"
+        other.symlink_to(path)
+    elif alias == "a folder above":
+        (tmp_path / "alias").symlink_to(tmp_path / "real")
+        other = tmp_path / "alias" / "data"
+    elif alias == "no lock":
+        locks = [lock for lock in path.rglob("*lock*") if lock.is_file()]
+        assert locks
+        for lock in locks:
+            lock.unlink()
+    with pytest.raises(LockedError):
+        opening(other)
+    first.close()
+    opening(path).close()

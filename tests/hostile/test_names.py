@@ -21,6 +21,7 @@ from penstock.kv import EmbeddedConnection
 from penstock.log.filechannel import FileChannel
 from penstock.log.sidecar import sidecar_of
 from penstock.log.xchannel import Reader, Writer
+from penstock.mqtt import BridgeRule, BridgeSpec, Client, MqttServer, RemoteSpec, ServerOptions, TapSpec
 from penstock.net.certificates import make_development_certificate
 from penstock.net.credentials import CredentialsFile, change_credentials, hash_token
 from penstock.spark.lake.features import inside
@@ -310,3 +311,16 @@ def test_secrets_of_settings_are_in_no_message(tmp_path: Path) -> None:
         CredentialsFile(str(tmp_path / "passwords"))
     assert "s3cret" not in str(caught.value)
     assert json.dumps(str(caught.value))
+
+
+async def test_what_a_broker_makes_belongs_to_its_owner_alone(tmp_path: Path) -> None:
+    os.umask(os.umask(0o022))
+    bridge = BridgeSpec(name="up", remote=RemoteSpec(url="mqtt://127.0.0.1:9"), send=(BridgeRule(filter="a/#"),))
+    tap = TapSpec(name="t", filter="a/#", path=str(tmp_path / "deep" / "logs" / "t"), format="filechannel")
+    server = MqttServer(ServerOptions(port=0, bridges=(bridge,), taps=(tap,)), data=str(tmp_path / "new" / "broker"))
+    await server.start()
+    async with Client(server.addresses["mqtt"]) as client:
+        await client.publish("a/b", b"x", qos=1)
+    await server.stop()
+    assert (tmp_path / "deep" / "logs" / "t").is_dir()
+    assert private(tmp_path) == []

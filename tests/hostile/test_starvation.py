@@ -249,3 +249,55 @@ def test_without_threads_everything_is_acknowledged_and_there(
     with kind.open(disk, sync) as handle:
         kind.write(handle, 50)
     assert kind.read(disk) == list(range(51))
+
+
+class FailingSync:
+    """Fails every sync of a file, and says when one did."""
+
+    def __init__(self) -> None:
+        self.failed = threading.Event()
+
+    def __call__(self, operation: str, path: str) -> None:
+        if operation == "sync":
+            self.failed.set()
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+
+@pytest.mark.parametrize("teller", ["write", "settle", "close"])
+@kinds
+def test_a_sync_that_failed_in_the_background_is_told_by_whatever_comes_next(kind: Kind, teller: str) -> None:
+    disk = FaultyDisk(MemoryDisk())
+    handle = kind.open(disk, "interval")
+    kind.write(handle, 0)
+    kind.settle(handle)
+    fault = disk.on_call = FailingSync()
+    kind.write(handle, 1)
+    assert fault.failed.wait(60)
+    with pytest.raises((OSError, PenstockError), match="Input/output error"):
+        {"write": lambda: kind.write(handle, 2), "settle": lambda: kind.settle(handle), "close": handle.close}[teller]()
+    with contextlib.suppress(OSError, PenstockError):
+        handle.close()
+    disk.on_call = None
+    with kind.open(disk, "interval") as again:
+        kind.write(again, 9)
+    assert kind.read(disk)[0] == 0
+    assert kind.read(disk)[-1] == 9
+
+
+@kinds
+def test_the_last_write_before_threads_can_be_had_again_is_durable(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    import penstock.disk.commit as commit
+
+    group = commit.GroupCommit()
+    for module in ("xchannel.durable", "messagelog.writer", "filechannel.spool"):
+        monkeypatch.setattr(f"penstock.log.{module}.GROUP", group)
+    monkeypatch.setattr("penstock.store.appendlog.GROUP", group)
+    disk = FaultyDisk(MemoryDisk())
+    with monkeypatch.context() as shortage:
+        shortage.setattr(threading.Thread, "start", NoThreads())
+        handle = kind.open(disk, "interval")
+        kind.write(handle, 0)
+    disk.cut_power()
+    with contextlib.suppress(OSError, PenstockError):
+        handle.close()
+    assert kind.read(disk) == [0]

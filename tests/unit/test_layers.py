@@ -9,8 +9,8 @@ import penstock
 
 ROOT = Path(penstock.__file__).parent
 FLOORS = {
-    "errors": 0, "types": 0, "batch": 0, "metrics": 0, "clock": 0, "options": 0, "lifecycle": 0, "kernel": 0,
-    "disk": 1, "log": 2, "store": 3, "kv": 4, "fold": 5, "artifact": 6, "ship": 6, "net": 6,
+    "errors": 0, "types": 0, "batch": 0, "metrics": 0, "clock": 0, "options": 0, "lifecycle": 0, "shown": 0,
+    "kernel": 0, "disk": 1, "log": 2, "store": 3, "kv": 4, "fold": 5, "artifact": 6, "ship": 6, "net": 6,
     "mqtt": 7, "channels": 7, "spark": 8, "node": 9, "cli": 10,
 }  # fmt: skip
 EVERYWHERE = {"testing", "__init__"}

@@ -302,6 +302,5 @@ def _tell(manifest: object, where: str, *, json: bool) -> None:
     if json:
         emit_json(facts)
         return
-    shown = {name: str(value) for name, value in facts.items() if name != "files"}
-    shown["files"] = "\n".join(f"{file.path}  {file.size:,}" for file in manifest.files) or "-"
-    print_facts(shown)
+    files = [f"{file.path}  {file.size:,}" for file in manifest.files] or ["-"]
+    print_facts({**{name: str(value) for name, value in facts.items()}, "files": files})

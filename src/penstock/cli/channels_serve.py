@@ -109,6 +109,8 @@ def _set_logging(level: str) -> None:
     import logging
 
     known = {"trace": "DEBUG", "debug": "DEBUG", "info": "INFO", "warn": "WARNING", "warning": "WARNING"}
-    logging.basicConfig(
-        level=known.get(level.lower(), "ERROR"), format="%(asctime)s %(levelname)s %(name)s %(message)s"
-    )
+    from penstock.shown import PlainFormatter
+
+    handler = logging.StreamHandler()
+    handler.setFormatter(PlainFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    logging.basicConfig(level=known.get(level.lower(), "ERROR"), handlers=[handler])

@@ -192,7 +192,7 @@ def pop(
             if json:
                 emit_json(_payload_fields(payload))
             else:
-                emit_lines([payload, b"\n"])
+                emit_lines([payload + b"\n"])
 
     _with_client(work, server, user, token, ca, insecure=insecure)
 
@@ -331,11 +331,11 @@ def _print_message(as_json: bool, seq: int, timestamp: int, sender: str, payload
     if as_json:
         emit_json({"seq": seq, "timestamp_ns": timestamp * 1_000_000, "from": sender, **_payload_fields(payload)})
     else:
-        emit_lines([f"{seq} {sender}: ".encode(), payload, b"\n"])
+        emit_lines([f"{seq} {sender}: ".encode() + payload + b"\n"])
 
 
 def _say(as_json: bool, facts: dict[str, Any]) -> None:
     if as_json:
         emit_json(facts)
     else:
-        emit_lines([" ".join(f"{name}={value}" for name, value in facts.items()).encode(), b"\n"])
+        emit_lines([" ".join(f"{name}={value}" for name, value in facts.items()).encode() + b"\n"])

@@ -324,7 +324,9 @@ class Demo:
 
         code = self.node.stop()
         if code:
-            stderr.print(f"the node ended with exit code {code}:\n{self.node.last_words()}")
+            stderr.print(f"the node ended with exit code {code}:")
+            for line in self.node.last_words().splitlines():
+                stderr.print(line, soft_wrap=True)
         return not code and all(one.ok for one in read_ledger(self.data))
 
     # --- Counts
@@ -484,10 +486,12 @@ def _summary(demo: Demo, report: Path, seconds: float, *, json: bool, serve: boo
         emit_json({"exact": exact, **killed, "seams": counts, "ledger": demo.ledger, **about})
     else:
         stdout.print(_table(["", "expected", "found", ""], [_row(*seam) for seam in seams]))
-        stdout.print("\nThe ledger (penstock ledger), by channel: came = went + waiting + lost")
+        stdout.print()
+        stdout.print("The ledger (penstock ledger), by channel: came = went + waiting + lost")
         stdout.print(_table(["seam", "came", "went", "waiting", "lost", ""], [_ledger_row(one) for one in demo.ledger]))
+        stdout.print()
         stdout.print(
-            f"\nThe node was killed with {_shown(demo.node_killed_at)} readings acknowledged; of those under way "
+            f"The node was killed with {_shown(demo.node_killed_at)} readings acknowledged; of those under way "
             f"{_shown(demo.twice)} came twice (QoS 1). Spark was killed with {_shown(demo.killed_at)} records in the "
             f"lake and found {_shown(demo.resumed_at)} there when it came back. {seconds:.0f} s in all.",
             soft_wrap=True,

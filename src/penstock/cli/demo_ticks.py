@@ -217,8 +217,9 @@ def _summary(reports: dict[str, ProcessReport], problems: list[str], size: int, 
         stdout.print()
         for claim, holds in exact.items():
             stdout.print(Text("  yes" if holds else "  NO ", "green" if holds else "red"), "", claim)
+        stdout.print()
         stdout.print(
-            f"\n{writer.records:,} ticks in {writer.files} files, {size / 1e6:.0f} MB; "
+            f"{writer.records:,} ticks in {writer.files} files, {size / 1e6:.0f} MB; "
             f"the live reader joined at tick {live.first:,}.",
         )
     if not all(exact.values()):

@@ -12,7 +12,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from rich.live import Live
-from rich.text import Text
 
 from penstock.artifact import BootstrapReport, Window, bucket_window, log_window
 from penstock.cli.buckets import bucket_folder, connection_of, find_bucket, is_nats
@@ -147,7 +146,7 @@ async def _shown(progress: FoldProgress, stop: asyncio.Event, folded: Callable[[
             await asyncio.sleep(LINE_SECONDS)
             progress.folded = folded()
             if live is not None:
-                live.update(Text(progress.line()), refresh=True)
+                live.update(progress.line(), refresh=True)
 
     shown = Live(console=stderr, transient=True, auto_refresh=False) if stderr.is_terminal else None
     with shown if shown is not None else contextlib.nullcontext():

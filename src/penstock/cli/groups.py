@@ -107,16 +107,14 @@ def stat(folder: Folder, json: JsonOption = False) -> None:
     if json:
         emit_json(facts)
         return
-    lines = {name: f"{facts[name]:,}" for name in ("waiting", "delayed", "leased", "dead")}
+    lines: dict[str, str | list[str]] = {name: f"{facts[name]:,}" for name in ("waiting", "delayed", "leased", "dead")}
     for one in groups:
-        busy = "".join(f"\n  {worker}: {count:,}" for worker, count in one.workers.items())
         oldest_told = "nothing" if one.oldest_position is None else f"position {one.oldest_position}"
         if one.oldest_seconds is not None:
             oldest_told += f", {one.oldest_seconds:.1f} s in work"
-        lines[f"group {one.group}"] = (
-            f"waiting {one.waiting:,}, delayed {one.delayed:,}, leased {one.leased:,}, dead {one.dead:,}; "
-            f"oldest: {oldest_told}{busy}"
-        )
+        told = f"waiting {one.waiting:,}, delayed {one.delayed:,}, leased {one.leased:,}, dead {one.dead:,}"
+        busy = [f"  {worker}: {count:,}" for worker, count in one.workers.items()]
+        lines[f"group {one.group}"] = [f"{told}; oldest: {oldest_told}", *busy]
     print_facts(lines)
 
 

@@ -72,6 +72,9 @@ def erase(
     lake: Annotated[
         list[str] | None, typer.Option(help="A Delta table with a column key; repeatable.", metavar="TABLE")
     ] = None,
+    outside: Annotated[
+        bool, typer.Option("--outside", help="Folds and logs outside of the data directory, too.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Erase what belongs to a key.
@@ -87,8 +90,8 @@ def erase(
     if not os.path.isdir(data):
         raise OptionsError(f"{data}: there is no such data directory")
     with hold_data(data):
-        found = erase_key(data, key, logs=logs, topics=topic or ())
-        left = left_behind(data, logs=logs)
+        found = erase_key(data, key, logs=logs, topics=topic or (), outside=outside)
+        left = left_behind(data, logs=logs, outside=outside)
     for table in lake or ():
         import deltalake
 

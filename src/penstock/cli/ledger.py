@@ -159,21 +159,21 @@ def _screen(found: dict[str, Any], address: str) -> Any:
     disk = found["disk"]
     parts = Table("part", "state", "restarts", "", title=f"node on {address}", title_justify="left", box=None)
     for name, part in found["parts"].items():
-        parts.add_row(Text(name), part["state"], str(part["restarts"]), Text(part["reason"]))
+        parts.add_row(name, part["state"], str(part["restarts"]), part["reason"])
     seams = Table("seam", "came", "went", "waiting", "lost", "", box=None)
     for seam in found["ledger"]:
         lost = sum(seam["lost"].values())
         ok = "" if seam["ok"] else "does not add up"
         numbers = [f"{number:,}" for number in (seam["came"], seam["went"], seam["waiting"], lost)]
-        seams.add_row(Text(seam["seam"]), *numbers, ok)
+        seams.add_row(seam["seam"], *numbers, ok)
     fills = Table("channel", "records", "of", "time to full", box=None)
     for one in disk.get("channels", []):
-        fills.add_row(Text(one["channel"]), f"{one['records']:,}", f"{one['limit']:,}", span(one["seconds"]))
+        fills.add_row(one["channel"], f"{one['records']:,}", f"{one['limit']:,}", span(one["seconds"]))
     losses = Table("consumer", "behind", "time to loss", box=None)
     for one in disk.get("consumers", []):
-        losses.add_row(Text(f"{one['channel']} {one['consumer']}"), f"{one['behind']:,}", span(one["seconds"]))
+        losses.add_row(f"{one['channel']} {one['consumer']}", f"{one['behind']:,}", span(one["seconds"]))
     for one in disk.get("sessions", []):
-        losses.add_row(Text(f"session {one['session']}"), f"{one['queued']:,}", span(one["seconds"]))
+        losses.add_row(f"session {one['session']}", f"{one['queued']:,}", span(one["seconds"]))
     used = Text("")
     if disk:
         used = Text(

@@ -143,7 +143,7 @@ def stat(
     if json:
         emit_json(facts)
     else:
-        print_facts({name: _readable(value) for name, value in facts.items()})
+        print_facts({name: _readable(value).split("\n") for name, value in facts.items()})
     if facts["damage"]:
         raise typer.Exit(PROBLEM)
 
@@ -180,9 +180,9 @@ def _readable(value: Any) -> str:
     ('worker  position=22  lag_bytes=13', '-', '-')
     """
     if isinstance(value, dict) and any(isinstance(item, dict) for item in value.values()):
-        return "\n".join(f"{name}  {_readable(item)}" for name, item in value.items())
+        return "\n".join(f"{visible(name)}  {_readable(item)}" for name, item in value.items())
     if isinstance(value, dict):
-        return "  ".join(f"{name}={item}" for name, item in value.items()) or "-"
+        return visible("  ".join(f"{name}={item}" for name, item in value.items())) or "-"
     if isinstance(value, list):
         return "\n".join(map(_readable, value)) or "-"
     return "-" if value is None else visible(str(value))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -33,10 +33,13 @@ from penstock.cli import (
     state,
     write,
 )
-from penstock.cli.output import PROBLEM, WRONG_USE, plain_handler, say_problem
+from penstock.cli.output import PROBLEM, WRONG_USE, plain_handler, say_problem, visible
 from penstock.errors import OptionsError, PenstockError
 
 __all__ = ["app", "main"]
+
+WrongUse: Any = typer.BadParameter.__mro__[2]
+"""What typer raises for words that it does not understand."""
 
 EXTRAS = {"pyspark": "spark", "pyarrow": "spark", "deltalake": "spark", "pandas": "connect", "grpc": "connect",
     "prometheus_client": "serve", "tomli_w": "serve", "uvloop": "serve", "websockets": "serve", "argon2": "serve",
@@ -107,9 +110,16 @@ def main() -> None:
     damage.propagate = False
     logging.lastResort = plain_handler()  # where nobody set up logging: warnings name files, and names are data
     try:
-        app(prog_name="penstock")
+        sys.exit(app(prog_name="penstock", standalone_mode=False))
     except KeyboardInterrupt:
         sys.exit(130)
+    except typer.Abort:
+        say_problem("given up")
+        sys.exit(PROBLEM)
+    except WrongUse as exc:
+        exc.message = "\n".join(map(visible, exc.message.split("\n")))  # the words were perhaps names of files
+        exc.show()
+        sys.exit(exc.exit_code)
     except OptionsError as exc:
         say_problem(exc)
         sys.exit(WRONG_USE)

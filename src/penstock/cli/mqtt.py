@@ -111,14 +111,14 @@ def _options(
 
     import msgspec
 
-    from penstock.disk.plain import read_small
+    from penstock.disk.plain import parse_toml, read_small
     from penstock.mqtt.server import ServerOptions
     from penstock.mqtt.tapspec import TapSpec
 
     table: dict[str, Any] = {}
     if config is not None:
         try:
-            table = tomllib.loads(read_small(config).decode())
+            table = parse_toml(read_small(config).decode(), config)
         except OSError as exc:
             raise OptionsError(f"{config}: {exc.strerror}") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.output import PROBLEM, JsonOption, emit_json, stderr
+from penstock.cli.output import PROBLEM, JsonOption, emit_json, emit_lines, stderr
 from penstock.errors import OptionsError
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def passwd(
     if json:
         emit_json({"user": user, "replaced": was_there, **({"token": made} if made else {})})
     elif made is not None:
-        sys.stdout.write(f"{made}\n")
+        emit_lines([f"{made}\n".encode()])
 
 
 def scram(
@@ -202,7 +202,7 @@ def scram(
     if json:
         emit_json({"user": user, "verifier": verifier})
     else:
-        sys.stdout.write(f'{_toml_key(user)} = "{verifier}"\n')
+        emit_lines([f'{_toml_key(user)} = "{verifier}"\n'.encode()])
 
 
 def _toml_key(name: str) -> str:

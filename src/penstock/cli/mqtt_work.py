@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.cli.output import emit_lines
+from penstock.cli.output import emit_lines, json_line
 from penstock.errors import OptionsError
 from penstock.mqtt.client import Client, ClientOptions, Message
 from penstock.mqtt.packets import Filter
@@ -108,7 +108,7 @@ class Printer:
         self.live = live
         end = b"\n" if newline else b""
         if json:
-            self.line: Callable[[Message], bytes] = lambda message: msgspec.json.encode(row(message)) + b"\n"
+            self.line: Callable[[Message], bytes] = lambda message: json_line(row(message))
         elif format is not None:
             parts = parse_format(format)
             self.line = lambda message: b"".join(part(message) for part in parts) + end
@@ -183,8 +183,8 @@ def parse_format(text: str) -> list[Callable[[Message], bytes]]:
         "l": lambda m: b"%d" % len(m.payload),
         "x": lambda m: m.payload.hex().encode(),
         "X": lambda m: m.payload.hex().upper().encode(),
-        "j": lambda m: msgspec.json.encode(row(m)),
-        "J": lambda m: msgspec.json.format(msgspec.json.encode(row(m))),
+        "j": lambda m: json_line(row(m))[:-1],
+        "J": lambda m: msgspec.json.format(json_line(row(m))),
         "I": lambda _: dt.datetime.now().astimezone().strftime("%Y-%m-%dT%H:%M:%S%z").encode(),
         "U": lambda _: b"%.9f" % time.time(),
         "R": lambda m: (m.properties.response_topic or "").encode(),

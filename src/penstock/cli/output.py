@@ -1,23 +1,24 @@
 """How commands speak: data on stdout, everything else on stderr.
 
-Every command loads this module before it knows what it will do, so nothing here imports a floor below.
+Every command loads this module before it knows what it will do, so nothing here imports a floor below but ``shown``.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import re
 import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
-import msgspec
 import typer
 from rich.console import Console
 
+from penstock.shown import PlainFormatter, json_line, visible
+
 if TYPE_CHECKING:
     from rich.progress import Progress
+    from rich.text import Text
 
 __all__ = [
     "JsonOption",
@@ -46,41 +47,6 @@ PROBLEM = 1
 WRONG_USE = 2
 
 
-UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""What a terminal would act upon instead of showing it: control characters, C1, and those that turn the direction."""
-UNSAFE_JSON = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
-
-
-def visible(text: str | bytes) -> str:
-    r"""Return text for a terminal: what it would act upon is escaped.
-
-    >>> visible("two\nlines \x1b[2J\u202e"), visible(b"\xff\x9b")
-    ('two\\nlines \\x1b[2J\\u202e', '\\xff\\x9b')
-    """
-    if isinstance(text, bytes):
-        text = text.decode("utf-8", "backslashreplace")
-    return UNSAFE.sub(_escaped, text)
-
-
-def _escaped(found: re.Match[str]) -> str:
-    character = found[0]
-    code = ord(character)
-    return NAMED.get(character) or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}")
-
-
-class PlainFormatter(logging.Formatter):
-    r"""Formats log records for a terminal: what it would act upon is escaped, line by line.
-
-    >>> PlainFormatter().format(logging.makeLogRecord({"msg": "jobs\x1b[2J: cut"}))
-    'jobs\\x1b[2J: cut'
-    """
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return a record as text."""
-        return "\n".join(map(visible, super().format(record).splitlines()))
-
-
 def plain_handler() -> logging.Handler:
     """Return a handler that writes warnings to stderr, escaped.
 
@@ -93,25 +59,17 @@ def plain_handler() -> logging.Handler:
     return handler
 
 
-def json_line(value: Any) -> bytes:
-    r"""Return a value as one line of JSON in which no character can turn a terminal upside down.
-
-    >>> json_line({"key": "a\u202eb\x9b"})
-    b'{"key":"a\\u202eb\\u009b"}\n'
-    """
-    encoded = msgspec.json.encode(value)
-    if not encoded.isascii() or b"\x7f" in encoded:
-        encoded = UNSAFE_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", encoded.decode()).encode()
-    return encoded + b"\n"
-
-
 class Plain(Console):
-    """A console that prints names and payloads as they are, and leaves quietly when whoever reads them has left."""
+    """A console that shows names and payloads as data, and leaves quietly when whoever reads them has left."""
 
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, markup=False, highlight=False, emoji=False)
         if not self.is_terminal:
             self.width = WIDE
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Return what is shown of a line or of a cell of a table: what a terminal would act upon is escaped."""
+        return super().render_str(visible(text), **options)
 
     def on_broken_pipe(self) -> None:
         """Leave as ``emit_lines`` does."""
@@ -168,13 +126,13 @@ def counted(number: int, one: str, many: str | None = None) -> str:
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
-def print_facts(facts: Mapping[str, str]) -> None:
-    """Print names and values in two columns; a value may have many lines."""
+def print_facts(facts: Mapping[str, str | list[str]]) -> None:
+    """Print names and values in two columns; a value may have many lines, given as such."""
     width = max(map(len, facts), default=0) + 2
     emit_lines(
         f"{name if place == 0 else '':{width}}{line}\n".encode("utf-8", "backslashreplace")
         for name, value in facts.items()
-        for place, line in enumerate(value.split("\n"))
+        for place, line in enumerate([value] if isinstance(value, str) else value)
     )
 
 
@@ -208,7 +166,7 @@ def progress_bar(what: str, unit: str = "", *, printing: bool = False) -> Progre
 
     return progress.Progress(
         progress.SpinnerColumn(),
-        progress.RenderableColumn(Text(what)),  # a path is no format string
+        progress.RenderableColumn(Text(visible(what))),  # a path is no format string
         progress.BarColumn(),
         progress.MofNCompleteColumn(),
         progress.TextColumn(unit),

@@ -156,7 +156,7 @@ def config(
         return
     import tomli_w
 
-    emit_lines([tomli_w.dumps(found).encode()])
+    emit_lines(tomli_w.dumps(found).encode().splitlines(keepends=True))
 
 
 def health(

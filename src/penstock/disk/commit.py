@@ -6,8 +6,8 @@ logs want a sync at once, helpers of the same pool run them side by side, becaus
 flushes at a time.
 
 Threads are a help and no condition.  Where none can be started (a limit of processes, little memory), whoever asks for
-a sync does it itself, and so does the next write whose interval has passed.  A background sync that failed is tried
-again after the interval, and ``check`` tells the next caller, before it writes.
+a sync does it itself, and whoever writes syncs at once: nobody else would when the interval has passed.  A background
+sync that failed is tried again after the interval, and ``check`` tells the next caller, before it writes.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ class Committer:
         self._closed = False
         self.error: BaseException | None = None
         """The last failure of a sync, until one succeeds."""
+        self.untold = False
+        """Whether nobody heard of it yet: it failed in the background, and nothing was written or asked for since."""
 
     def request(self) -> Future[int]:
         """Ask for a sync of everything written before this call; where no thread can serve it, it is done at once."""
@@ -68,10 +70,9 @@ class Committer:
 
     def touch(self) -> None:
         """Say that something was written: it is synced within the interval.  It never fails: ``check`` tells."""
-        if self._due is None:
-            if self.interval is not None:
-                self._group.schedule(self, self.interval)
-        elif not self._group.threads:
+        if self._due is None and self.interval is not None:
+            self._group.schedule(self, self.interval)
+        if not self._group.threads:
             self._group.revive(self)
 
     def check(self) -> None:
@@ -139,6 +140,8 @@ class GroupCommit:
         """Do on the caller's thread what a thread of the group would do, if there is none; used by Committer."""
         while True:
             with self._mutex:
+                if not self.threads:
+                    self._hasten(committer)
                 if committer not in self._ready or self.threads:
                     return  # whoever syncs it now takes the requests next, or a thread has come
                 self._ready.remove(committer)
@@ -151,17 +154,19 @@ class GroupCommit:
                     self._done(committer)
 
     def revive(self, committer: Committer) -> None:
-        """Have a thread for what is scheduled, or sync here once the interval has passed; used by Committer."""
+        """Have a thread for what is scheduled, or sync it here at once; used by Committer."""
         with self._mutex:
-            self._wake()
-            due = committer._due
-            if self.threads or committer._running or due is None or due > time.monotonic():
-                return
+            if committer._due is not None:
+                self._wake()
+        self.serve(committer)
+
+    def _hasten(self, committer: Committer) -> None:
+        """Take what is scheduled for what is due; whoever syncs it now comes back here afterwards."""
+        if committer._due is not None and not committer._running:
             self._timed.remove(committer)
             committer._due = None
             if committer not in self._ready:
                 self._ready.append(committer)
-        self.serve(committer)
 
     def begin(self, committer: Committer) -> bool:
         """Whether the caller may sync itself, because nobody does; used by Committer."""
@@ -178,17 +183,17 @@ class GroupCommit:
         try:
             position = committer._sync()
         except BaseException as exc:
-            committer.error = exc
+            committer.error, committer.untold = exc, False
             raise
         else:
-            committer.error = None
+            committer.error, committer.untold = None, False
             return position
         finally:
             with self._mutex:
                 self._done(committer)
                 if committer._due is not None:  # its interval may have ended meanwhile
                     self._wake()
-            if committer._waiting and not self.threads:
+            if not self.threads:
                 self.serve(committer)
 
     def schedule(self, committer: Committer, delay: float) -> None:
@@ -275,14 +280,15 @@ class GroupCommit:
         try:
             position = committer._sync()
         except BaseException as exc:  # noqa: BLE001 - it belongs to whoever waits
-            committer.error = exc
+            committer.error, committer.untold = exc, not futures
             for future in futures:
                 future.set_exception(exc)
-            if not futures and committer.interval is not None and not isinstance(exc, ReadOnlyError):
-                # Nobody heard of it, and it is not said to be final: try again by ourselves.
+            if not futures and committer.interval is not None and self.threads and not isinstance(exc, ReadOnlyError):
+                # Nobody heard of it, and it is not said to be final: try again by ourselves.  Where there is no thread,
+                # whoever comes next does.
                 self.schedule(committer, max(committer.interval, RETRY_SECONDS))
         else:
-            committer.error = None
+            committer.error, committer.untold = None, False
             for future in futures:
                 future.set_result(position)
 

@@ -16,7 +16,21 @@ from penstock.errors import NotFoundError, OptionsError
 
 __all__ = ["FolderKind", "in_a_folder", "kinds_of", "refuse_folder", "refuse_foreign", "refuse_other"]
 
-FolderKind = Literal["queue", "message log", "RocksDB store", "LMDB store", "bucket", "data directory of channels"]
+FolderKind = Literal[
+    "queue",
+    "message log",
+    "RocksDB store",
+    "LMDB store",
+    "bucket",
+    "data directory of channels",
+    "data directory of a broker",
+    "journal of a broker",
+    "data directory of a node",
+    "ledger",
+    "artifact",
+    "shipped log",
+    "backup",
+]
 
 _NAMES: Final[dict[FolderKind, re.Pattern[str]]] = {
     "queue": re.compile(r"segment\.\d+(\.z|\.bad.*)?|lock", re.ASCII),
@@ -25,6 +39,13 @@ _NAMES: Final[dict[FolderKind, re.Pattern[str]]] = {
     "LMDB store": re.compile(r"data\.mdb"),
     "bucket": re.compile(r"bucket\.json"),
     "data directory of channels": re.compile(r"[0-9a-f]{64}|penstock-channels-lock"),
+    "data directory of a broker": re.compile(r"state\.snap|penstock-reserve"),
+    "journal of a broker": re.compile(r"\d{20}\.turns", re.ASCII),
+    "data directory of a node": re.compile(r"penstock-format\.json|penstock-node-lock"),
+    "ledger": re.compile(r"book\.snap|seams\.json"),
+    "artifact": re.compile(r"MANIFEST\.json"),
+    "shipped log": re.compile(r".+\.shipped\.json|compacted\.json", re.DOTALL),
+    "backup": re.compile(r"penstock-backup\.json|backup\.json"),
 }
 _UNWRITTEN: Final = {"penstock-id", "penstock-lock"}
 """What a message log has before its first entry."""
@@ -55,12 +76,11 @@ def refuse_foreign(disk: ReadDisk, path: str, kind: FolderKind, *, holds: bool =
     found = disk.stat(path)
     if found is None:
         return
-    article = "an" if kind == "LMDB store" else "a"
     if not found.is_folder:
-        raise OptionsError(f"{path}: this is a file, {article} {kind} is a folder")
+        raise OptionsError(f"{path}: this is a file, {_a(kind)} is a folder")
     others = kinds_of(disk.list(path)) - (set() if holds else {kind})
     if others:
-        what = f"not one that holds {kind}s" if holds else f"not of {article} {kind}"
+        what = f"not one that holds {kind}s" if holds else f"not of {_a(kind)}"
         raise _is_of(path, others, what)
 
 
@@ -78,12 +98,15 @@ def refuse_other(disk: ReadDisk, path: str, kind: FolderKind) -> None:
     """
     found = kinds_of(disk.list(path))
     if found and kind not in found:
-        raise _is_of(path, found, f"not of a {kind}")
+        raise _is_of(path, found, f"not of {_a(kind)}")
 
 
 def _is_of(path: str, kinds: set[FolderKind], what: str) -> OptionsError:
-    other = min(kinds)
-    return OptionsError(f"{path}: this is the folder of {'an' if other == 'LMDB store' else 'a'} {other}, {what}")
+    return OptionsError(f"{path}: this is the folder of {_a(min(kinds))}, {what}")
+
+
+def _a(kind: FolderKind) -> str:
+    return f"{'an' if kind in ('LMDB store', 'artifact') else 'a'} {kind}"
 
 
 def refuse_folder(disk: ReadDisk, path: str, kind: str) -> None:

@@ -11,7 +11,7 @@ import errno
 import os
 import threading
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 from penstock.disk.face import Disk, Stat
@@ -47,6 +47,7 @@ class FolderStore:
         self.url = self.root
         self._disk = disk or PosixDisk()
         self._turn = threading.Lock()
+        self._is_link: Callable[[str], bool] | None = getattr(self._disk, "is_link", None)
 
     def get(self, key: str, *, most: int | None = None) -> tuple[bytes, ObjectInfo]:
         """Return an object whole."""
@@ -94,7 +95,7 @@ class FolderStore:
         except (FileNotFoundError, NotADirectoryError):
             return folders, objects
         for name in names:
-            if name.startswith(HIDDEN):
+            if name.startswith(HIDDEN) or (self._is_link is not None and self._is_link(f"{path}/{name}")):
                 continue
             found = self._disk.stat(f"{path}/{name}")
             if found is None:
@@ -157,6 +158,12 @@ class FolderStore:
         parts = key.split("/")
         if not key or any(part in ("", ".", "..") or "\0" in part for part in parts):
             raise OptionsError(f"{self.root}: {key!r} is no key of an object")
+        if self._is_link is not None:
+            path = self.root
+            for part in parts[:-1]:
+                path = f"{path}/{part}"
+                if self._is_link(path):
+                    raise OSError(errno.ELOOP, "a symbolic link, which is not followed here", path)
         return f"{self.root}/{key}"
 
     def _make_folders(self, path: str) -> None:

@@ -8,18 +8,36 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat as stat_bits
 from collections.abc import Callable, Collection
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 from penstock.disk.face import Disk, ReadDisk
-from penstock.disk.posix import PosixDisk
-from penstock.errors import OptionsError
+from penstock.disk.posix import PLAIN, PosixDisk, checked_fd
+from penstock.errors import CorruptionError, OptionsError
 
-__all__ = ["boot_id_of", "check_name", "clear_folder", "create_private", "make_folders", "read_small", "refuse_link"]
+__all__ = [
+    "boot_id_of",
+    "check_name",
+    "clear_folder",
+    "create_private",
+    "is_below",
+    "make_folders",
+    "open_below",
+    "parse_toml",
+    "private",
+    "read_small",
+    "read_whole",
+    "refuse_link",
+    "stays_below",
+]
 
 SMALL: Final = 8 << 20
 """No file of settings, keys or passwords is as long as that."""
+DEPTH: Final = 100
+"""No key of settings has as many parts as that."""
+DEEP: Final = re.compile(rf"[\s\[{{]*(?:[^\s.=\[\]#]*\s*\.){{{DEPTH}}}")
 LINK: Final = "a symbolic link, which is not followed here"
 
 
@@ -46,6 +64,40 @@ def read_small(path: str, most: int = SMALL) -> bytes:
     return data
 
 
+def read_whole(disk: ReadDisk, path: str, most: int = SMALL) -> bytes:
+    """Return the bytes of a small file of ours; CorruptionError for one that is longer than we ever write it.
+
+    >>> from penstock.disk import MemoryDisk
+    >>> disk = MemoryDisk()
+    >>> with disk.create("note") as file:
+    ...     file.write_at(0, b"hello")
+    >>> read_whole(disk, "note")
+    b'hello'
+    """
+    with disk.open(path) as file:
+        size = file.stat().size
+        if size > most:
+            raise CorruptionError(path, most, f"it has {size} bytes, and such a file has never more than {most}")
+        return file.read_at(0, size)
+
+
+def parse_toml(text: str, path: str) -> dict[str, Any]:
+    """Return what a file of settings says; OptionsError for what is no TOML, or goes deeper than settings do.
+
+    >>> parse_toml("port = 1883", "penstock.toml")
+    {'port': 1883}
+    """
+    import tomllib
+
+    for line in text.splitlines():
+        if line.count(".") > DEPTH and DEEP.match(line):
+            raise OptionsError(f"{path}: a key with more than {DEPTH} parts")
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise OptionsError(f"{path}: it goes too deep") from None
+
+
 def create_private(path: str) -> BinaryIO:
     """Make a file that must not exist, and that nobody else may read.
 
@@ -56,6 +108,17 @@ def create_private(path: str) -> BinaryIO:
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.fdopen(os.open(path, flags, 0o600), "w+b")
+
+
+def private(path: str, flags: int) -> int:
+    """Open a file for ``open(…, opener=private)``: one that is made belongs to its owner alone.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder, open(folder + "/new", "ab", opener=private) as file:
+    ...     oct(os.fstat(file.fileno()).st_mode & 0o777)
+    '0o600'
+    """
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
 def make_folders(path: str) -> None:
@@ -98,6 +161,51 @@ def check_name(root: str, name: str) -> str:
     if name in ("", ".", "..") or "/" in name or "\0" in name:
         raise OptionsError(f"{root}: {name!r} is no name of something in this folder")
     return f"{root}/{name}"
+
+
+def stays_below(name: str) -> bool:
+    """Whether a path from somebody else names something below a folder: it is not absolute, and climbs nowhere.
+
+    >>> [stays_below(name) for name in ("logs/a", "../a", "/etc/passwd", "a//b", "")]
+    [True, False, False, False, False]
+    """
+    return "\0" not in name and all(part not in ("", ".", "..") for part in name.split("/"))
+
+
+def is_below(folder: str, path: str) -> bool:
+    """Whether a path leads to something below a folder, with every link followed.
+
+    >>> is_below("/usr", "/usr/../etc"), is_below("/usr", "/usr/bin/nothing")
+    (False, True)
+    """
+    return os.path.realpath(path).startswith(os.path.realpath(folder).rstrip("/") + "/")
+
+
+def open_below(root: str, name: str) -> BinaryIO:
+    """Open a file below a folder for reading, through no link on the way; OptionsError for a name that leads elsewhere.
+
+    >>> open_below("/proc", "self/status")
+    Traceback (most recent call last):
+    OSError: [Errno 40] a symbolic link, which is not followed here: '/proc/self/status'
+    """
+    path = os.path.join(root, name)
+    if not stays_below(name):
+        raise OptionsError(f"{root}: {name!r} is no name of something in this folder")
+    *above, last = name.split("/")
+    fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for part in above:
+            inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+            os.close(fd)
+            fd = inner
+        file = os.open(last, os.O_RDONLY | PLAIN, dir_fd=fd)
+    except OSError as exc:
+        if exc.errno in (errno.ELOOP, errno.ENOTDIR):
+            raise OSError(errno.ELOOP, LINK, path) from None
+        raise type(exc)(exc.errno, exc.strerror, path) from None
+    finally:
+        os.close(fd)
+    return os.fdopen(checked_fd(path, file), "rb")
 
 
 def refuse_link(disk: ReadDisk, path: str) -> None:

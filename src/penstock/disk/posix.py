@@ -291,16 +291,16 @@ def _still_there(fd: int, path: str) -> bool:
 
 def _open_lock(path: str) -> int:
     """Open a lock file, created if need be: a regular file and no link."""
-    return _checked(path, os.open(path, os.O_RDWR | os.O_CREAT | PLAIN, 0o600))
+    return checked_fd(path, os.open(path, os.O_RDWR | os.O_CREAT | PLAIN, 0o600))
 
 
 def _open_owned(path: str) -> int:
     """Open what is to be owned: a file or a folder, by whatever name."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-    return fd if stat_bits.S_ISDIR(os.fstat(fd).st_mode) else _checked(path, fd)
+    return fd if stat_bits.S_ISDIR(os.fstat(fd).st_mode) else checked_fd(path, fd)
 
 
-def _checked(path: str, fd: int) -> int:
+def checked_fd(path: str, fd: int) -> int:
     """Return a descriptor of a regular file; anything else is an error, and never a wait."""
     mode = os.fstat(fd).st_mode
     if stat_bits.S_ISREG(mode):
@@ -314,7 +314,7 @@ def _checked(path: str, fd: int) -> int:
 def _open_plain(path: str, flags: int, mode: int = 0) -> int:
     """Open a regular file that is no link, without ever waiting for somebody at the other end."""
     try:
-        return _checked(path, os.open(path, flags | PLAIN, mode))
+        return checked_fd(path, os.open(path, flags | PLAIN, mode))
     except OSError as exc:
         if exc.errno in (errno.ELOOP, errno.EMLINK) and os.path.islink(path):
             raise OSError(exc.errno, "a symbolic link, which is not followed here", path) from None

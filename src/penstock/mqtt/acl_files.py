@@ -29,7 +29,7 @@ from typing import Literal
 
 import msgspec
 
-from penstock.disk.plain import read_small
+from penstock.disk.plain import parse_toml, read_small
 from penstock.errors import OptionsError
 from penstock.mqtt.access import Action
 from penstock.mqtt.acl import Acl, Named, Rule
@@ -61,7 +61,7 @@ def parse_roles(text: str, source: str = "acl") -> Acl:
     penstock.errors.OptionsError: acl, role a: 'fly x' does not begin with publish, subscribe, receive, all
     """
     try:
-        read = msgspec.convert(tomllib.loads(text), _Roles)
+        read = msgspec.convert(parse_toml(text, source), _Roles)
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as exc:
         raise OptionsError(f"{source}: {exc}") from exc
     rules: dict[str, list[Rule]] = {}

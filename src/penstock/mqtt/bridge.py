@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from penstock.disk import in_disk_thread
+from penstock.disk import PosixDisk, in_disk_thread
+from penstock.disk.plain import create_private, make_folders, read_small, refuse_link
 from penstock.errors import OptionsError, PenstockError, Refused, RetryError
 from penstock.kernel.mqtt import Run, make_run
 from penstock.lifecycle import Health, State
@@ -276,12 +277,12 @@ class Bridge:
 
     def _own_name(self) -> str:
         """Return what tells this broker from others: a random name, made once."""
-        os.makedirs(self._data, exist_ok=True)
+        make_folders(self._data)
         path = os.path.join(self._data, ORIGIN)
-        with contextlib.suppress(FileExistsError), open(path, "x") as file:
-            file.write(secrets.token_hex(8))
-        with open(path) as file:
-            found = file.read().strip()
+        with contextlib.suppress(FileExistsError), create_private(path) as file:
+            file.write(secrets.token_hex(8).encode())
+        refuse_link(PosixDisk(), path)
+        found = read_small(path).decode("ascii", "replace").strip()
         if not re.fullmatch(r"[0-9a-f]{16}", found):
             raise OptionsError(f"{path}: no name of a broker; remove it, and another is made")
         return found

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import msgspec
 
 from penstock.disk import in_disk_thread
+from penstock.disk.plain import make_folders
 from penstock.errors import ConflictError, OptionsError, PenstockError, UnsupportedError
 from penstock.kernel.mqtt import make_run
 from penstock.kv import EmbeddedConnection, KvConnection, KvStore, NatsConnection, NatsOptions, StoreConfig
@@ -148,7 +149,7 @@ class Mirror:
         self._state = State.READY
 
     def _open(self) -> None:
-        os.makedirs(os.path.dirname(os.path.abspath(self._path)), exist_ok=True)
+        make_folders(os.path.dirname(os.path.abspath(self._path)))
         if not self.broker.journal.keeps:  # topics are forgotten with the process, so nothing was agreed
             with contextlib.suppress(FileNotFoundError):
                 os.remove(self._path)

@@ -297,7 +297,7 @@ class MqttServer:
             self.broker = Broker(options, gate=gate, **parts)
             return
         assert self.data is not None
-        os.makedirs(self.data, exist_ok=True)
+        make_folders(self.data)
         self.kept = KeptBroker(self.data, options, self.options.persistence, loop=loop, **parts)
         self.broker = self.kept.broker
 

@@ -32,6 +32,7 @@ from operator import itemgetter
 from typing import Any, Final
 
 from penstock.disk import Disk, save_atomically, view_of
+from penstock.disk.doors import refuse_foreign
 from penstock.disk.face import File, ReadFile
 from penstock.disk.failpoint import fail_point
 from penstock.errors import CorruptionError, UnsupportedError
@@ -128,6 +129,7 @@ class StateLog:
     def __init__(self, disk: Disk, folder: str, *, device: bool = True) -> None:
         """Open what is there; without ``device`` nothing is ever synced."""
         self._disk, self.folder, self._device = disk, folder, device
+        refuse_foreign(disk, folder, "journal of a broker")
         disk.make_folder(folder)
         self._sidecar = Sidecar(disk, os.path.join(folder, "penstock-"))
         self._held = self._sidecar.lock(of=folder)

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.disk import Disk, disk_for
+from penstock.disk.doors import refuse_foreign
 from penstock.errors import PenstockError
 from penstock.mqtt.broker import Broker
 from penstock.mqtt.gate import Loop, TurnGate
@@ -60,6 +61,7 @@ class KeptBroker:
         began = time.monotonic()
         self.folder, self.options = folder, persistence or PersistenceOptions()
         disk = self._disk = disk or disk_for(folder)
+        refuse_foreign(disk, folder, "data directory of a broker")
         disk.make_folder(folder)
         reserve = Reserve(disk, os.path.join(folder, RESERVE), self.options.reserve_bytes)
         device = self.options.sync != "none"

@@ -11,6 +11,7 @@ A session that was connected when the broker ended has lost its connection then:
 from __future__ import annotations
 
 import array
+import itertools
 import logging
 import os
 import zlib
@@ -44,6 +45,8 @@ __all__ = ["Restore", "check_data", "open_store"]
 _log = logging.getLogger(__name__)
 
 STORE: Final = "state.snap"
+MOST_MENDED: Final = 8 << 30
+"""A damaged store that is longer is left as it is: what is good of it is taken over in memory."""
 NONE_WAITS: Final = (1 << 63, 0)
 
 
@@ -59,8 +62,13 @@ def open_store(disk: Disk, folder: str) -> tuple[AppendLogStore, list[Problem]]:
 
 def _set_aside(disk: Disk, path: str, exc: CorruptionError) -> Problem:
     with disk.open(path) as file:
-        data = file.read_at(0, file.stat().size)
-    save_atomically(disk, path + ".bad", data)
+        size = file.stat().size
+        if size > MOST_MENDED:
+            raise exc
+        data = file.read_at(0, size)
+    names = (f"{path}{number or ''}.bad" for number in itertools.count())
+    bad = next(name for name in names if disk.stat(name) is None)
+    save_atomically(disk, bad, data)
     good, at = [b"PGSS\x02\x00"], 6
     while 0 <= at < len(data):
         end = _good_end(data, at)
@@ -70,7 +78,7 @@ def _set_aside(disk: Disk, path: str, exc: CorruptionError) -> Problem:
         if disk.stat(f"{path}.penstock-{name}") is not None:
             disk.remove(f"{path}.penstock-{name}")
     save_atomically(disk, path, b"".join(good))
-    problem = Problem(exc.file, exc.byte, f"{exc.reason}; the damaged file is kept as {path}.bad")
+    problem = Problem(exc.file, exc.byte, f"{exc.reason}; the damaged file is kept as {bad}")
     _log.error("%s", problem)
     return problem
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 from penstock.batch import Batch, Spans
 from penstock.disk import disk_for
 from penstock.disk.failpoint import fail_point
+from penstock.disk.plain import make_folders
 from penstock.errors import OptionsError
 from penstock.kernel.mqtt import Run
 from penstock.log.detect import detect, open_log
@@ -44,7 +45,7 @@ def open_log_writer(
     new = disk.stat(path) is None
     kind = format if new else detect(path, disk)
     given: dict[str, Any] = {"sync": sync, "content": CONTENT, **options}
-    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    make_folders(os.path.dirname(os.path.abspath(path)))
     try:
         if kind == "filechannel":
             from penstock.log.filechannel import ChannelOptions, FileChannel

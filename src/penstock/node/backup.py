@@ -23,7 +23,9 @@ from typing import Final
 import msgspec
 
 from penstock.disk import disk_for
-from penstock.disk.tree import remove_tree, sync_tree
+from penstock.disk.plain import create_private, make_folders, open_below, read_small, stays_below
+from penstock.disk.posix import folder_of
+from penstock.disk.tree import remove_tree, staged, sync_tree
 from penstock.errors import CorruptionError, ExpiredError, OptionsError, PenstockError, RetryError
 from penstock.log.detect import open_log
 from penstock.log.find import find_logs
@@ -34,6 +36,8 @@ from penstock.store import AppendLogStore
 __all__ = ["BackupReport", "back_up", "restore"]
 
 MANIFEST: Final = "penstock-backup.json"
+MANIFEST_BYTES: Final = 128 << 20
+"""No manifest is as long as that, with a line a file."""
 STAGE: Final = "penstock-backup-stage"
 LEFT_OUT: Final = ("penstock-node-lock", "penstock-node-probe", "penstock-reserve")
 CHUNK: Final = 1 << 20
@@ -100,15 +104,14 @@ def back_up(data: str, target: str, tell: Tell = lambda _: None) -> BackupReport
     check_version(data)
     stage = os.path.join(data, STAGE)
     remove_tree(stage)
-    partial = f"{target}.partial"
-    remove_tree(partial)
-    try:
+    make_folders(folder_of(target))
+    with staged(target, "backup") as partial, contextlib.ExitStack() as held_files:
+        held_files.callback(remove_tree, stage)
         tell("holding files")
         left_out = _engine_stores(data)
         before = _hold_logs(data, stage, left_out)
         state = [name for name in _files_of(data, left_out) if not _is_log_data(data, name)]
         state = [name for name in state if _hold(data, stage, name)]
-        os.makedirs(partial, mode=0o700)
         files: dict[str, str] = {}
         tell("copying state")
         for name in state:
@@ -123,28 +126,25 @@ def back_up(data: str, target: str, tell: Tell = lambda _: None) -> BackupReport
         _write_manifest(partial, report)
         sync_tree(partial)
         os.rename(partial, target)
-        disk_for(target).sync_folder(os.path.dirname(os.path.abspath(target)))
+        disk_for(target).sync_folder(folder_of(target))
         return report
-    finally:
-        remove_tree(stage)
-        remove_tree(partial)
 
 
 def restore(backup: str, data: str, tell: Tell = lambda _: None) -> BackupReport:
     """Bring a backup back as a data directory that is not there yet, and compare it with the manifest."""
     path = os.path.join(backup, MANIFEST)
     try:
-        with open(path, "rb") as file:
-            report = msgspec.json.decode(file.read(), type=BackupReport)
+        report = msgspec.json.decode(read_small(path, MANIFEST_BYTES), type=BackupReport)
     except FileNotFoundError:
         raise OptionsError(f"{backup}: not a backup of a node: there is no {MANIFEST}") from None
     except msgspec.MsgspecError as exc:
         raise CorruptionError(path, 0, f"not the manifest of a backup: {exc}") from None
+    for name in (*report.files, *(log.path for log in report.logs), *report.stores):
+        if not stays_below(name):
+            raise CorruptionError(path, 0, f"{name!r} is not in the backup")
     _check_vacant(data)
-    partial = f"{data}.partial"
-    remove_tree(partial)
-    try:
-        os.makedirs(partial, mode=0o700)
+    make_folders(folder_of(data))
+    with staged(data, "restore") as partial:
         tell("copying")
         for name, digest in report.files.items():
             found: dict[str, str] = {}
@@ -164,8 +164,6 @@ def restore(backup: str, data: str, tell: Tell = lambda _: None) -> BackupReport
             os.rmdir(data)
         os.rename(partial, data)
         return report
-    finally:
-        remove_tree(partial)
 
 
 # --- Files
@@ -210,7 +208,7 @@ def _files_of(root: str, left_out: list[str]) -> Iterator[str]:
 def _hold(data: str, stage: str, name: str) -> bool:
     """Give a file a second name, so that nothing takes it away; return whether it was still there."""
     held = os.path.join(stage, name)
-    os.makedirs(os.path.dirname(held), mode=0o700, exist_ok=True)
+    make_folders(os.path.dirname(held))
     try:
         os.link(os.path.join(data, name), held)
     except FileNotFoundError:
@@ -316,15 +314,15 @@ def _copy(data: str, stage: str, target: str, name: str, files: dict[str, str]) 
     """Copy a file as it is now, or as it was held when it is gone; one that is in neither place was never kept."""
     for root in (data, stage):
         try:
-            source = open(os.path.join(root, name), "rb")  # noqa: SIM115 - closed below
+            source = open_below(root, name)
         except FileNotFoundError:
             continue
         with source:
             where = os.path.join(target, name)
-            os.makedirs(os.path.dirname(where), mode=0o700, exist_ok=True)
+            make_folders(os.path.dirname(where))
             digest = hashlib.blake2b(digest_size=32)
             left = os.fstat(source.fileno()).st_size
-            with open(os.open(where, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as copy:
+            with open(os.open(where, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as copy:
                 while left > 0 and (piece := source.read(min(CHUNK, left))):
                     copy.write(piece)
                     digest.update(piece)
@@ -411,5 +409,5 @@ def _store_digest(path: str) -> str:
 
 
 def _write_manifest(folder: str, report: BackupReport) -> None:
-    with open(os.path.join(folder, MANIFEST), "xb") as file:
+    with create_private(os.path.join(folder, MANIFEST)) as file:
         file.write(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")

@@ -16,6 +16,7 @@ import msgspec
 
 from penstock import kernel
 from penstock.disk import disk_for, is_url, object_store_for, save_atomically
+from penstock.disk.plain import is_below
 from penstock.errors import OptionsError, PenstockError, UnsupportedError
 from penstock.kv.embedded.bucket import Bucket
 from penstock.kv.roles import StoreConfig
@@ -193,11 +194,20 @@ def erase_retained(data: str, topics: Sequence[str]) -> int:
     return count
 
 
-def left_behind(data: str, *, logs: bool) -> list[NotErased]:
+def left_behind(data: str, *, logs: bool, outside: bool = False) -> list[NotErased]:
     """Return where data of a key may still be after ``erase_key``, and why they are not erased there."""
     ships = [seam for seam in read_seams(data) if isinstance(seam, ShipSeam)]
     found = [NotErased(f"{seam.url} {seam.channel}", "shipped", _shipped(seam)) for seam in ships]
+    if not outside:
+        places = [
+            path for path in (*(fold.store for fold in _folds(data)), *_keyed_logs(data)) if not is_below(data, path)
+        ]
+        found += [
+            NotErased(path, "outside", "it is outside of the data directory: --outside reaches it") for path in places
+        ]
     for path in _keyed_logs(data):
+        if not outside and not is_below(data, path):
+            continue
         if not logs:
             found.append(NotErased(path, "log", "it is rewritten with --logs"))
         elif detect(path, disk_for(path)) != "messagelog":
@@ -233,19 +243,24 @@ def _keyed_logs(data: str) -> list[str]:
     return found
 
 
-def erase_key(data: str, key: str, *, logs: bool, topics: Sequence[str] = ()) -> list[Erased]:
+def _folds(data: str) -> list[FoldSeam]:
+    seams = [seam for seam in read_seams(data) if isinstance(seam, FoldSeam)]
+    return [seam for seam in seams if disk_for(seam.store).stat(seam.store) is not None]
+
+
+def erase_key(data: str, key: str, *, logs: bool, topics: Sequence[str] = (), outside: bool = False) -> list[Erased]:
     """Erase a key in every fold and bucket of a node, and with ``logs`` in message logs of keyed records; node stopped.
 
-    The retained message of the topic that is the key goes too, and those of ``topics``.
+    The retained message of the topic that is the key goes too, and those of ``topics``.  Folds and logs that the node
+    was told to keep elsewhere, or that a link leads to, are reached with ``outside``.
     """
-    seams = read_seams(data)
-    folds = [seam for seam in seams if isinstance(seam, FoldSeam) and disk_for(seam.store).stat(seam.store) is not None]
+    folds = [fold for fold in _folds(data) if outside or is_below(data, fold.store)]
     found = [Erased(fold.store, "fold", erase_in_fold(fold.store, fold.backend, key)) for fold in folds]
     broker = os.path.join(data, "mqtt")
-    if disk_for(broker).stat(os.path.join(broker, "journal")) is not None:
+    if is_below(data, broker) and disk_for(broker).stat(os.path.join(broker, "journal")) is not None:
         found.append(Erased(broker, "retained", erase_retained(data, [key, *topics])))
     found += [Erased(bucket, "bucket", erase_in_bucket(bucket, key)) for bucket in find_buckets(data)]
     for path in _keyed_logs(data) if logs else ():
-        if detect(path, disk_for(path)) == "messagelog":
+        if (outside or is_below(data, path)) and detect(path, disk_for(path)) == "messagelog":
             found.append(Erased(path, "log", erase_in_log(path, key.encode())))
     return found

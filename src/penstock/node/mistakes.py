@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hi
 
 import msgspec
 
+from penstock.disk.plain import parse_toml
 from penstock.errors import OptionsError
 
 __all__ = ["CrossedError", "Mistake", "read_table", "check_table", "dotted"]
@@ -100,7 +101,9 @@ def read_table(text: str, environment: Mapping[str, str]) -> tuple[ConfigTable, 
     ({'mqtt': {'port': 1884}}, 2, [])
     """
     try:
-        values = tomllib.loads(text)
+        values = parse_toml(text, "")
+    except OptionsError as exc:
+        return ConfigTable({}, {}), [Mistake(1, "", str(exc).removeprefix(": "))]
     except tomllib.TOMLDecodeError as exc:
         found = SYNTAX_LINE.search(str(exc))
         line = int(found[1]) if found else text.count("\n") + 1

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.disk import Lock, disk_for, in_disk_thread
+from penstock.disk.doors import refuse_foreign
 from penstock.disk.plain import make_folders
 from penstock.errors import LockedError, OptionsError, PenstockError
 from penstock.lifecycle import Health, Part
@@ -236,10 +237,11 @@ class Node:
 def take_data(data: str) -> Lock:
     """Take a data directory, made if it is not there; LockedError while a node serves it."""
     disk = disk_for(data)
+    refuse_foreign(disk, data, "data directory of a node")
     make_folders(data)
     check_version(data)
     try:
-        return disk.lock(os.path.join(data, LOCK))
+        return disk.lock(os.path.join(data, LOCK), of=data)
     except LockedError:
         raise LockedError(f"{data}: another node serves this data directory") from None
 

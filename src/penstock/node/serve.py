@@ -11,11 +11,10 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
-import msgspec
-
 from penstock.errors import PenstockError
 from penstock.node.config import NodeConfig
 from penstock.node.node import Node
+from penstock.shown import PlainFormatter, json_line
 
 __all__ = ["serve", "set_up_logging"]
 
@@ -110,6 +109,7 @@ class JsonLines(logging.Formatter):
     """A log record as one JSON object a line.
 
     >>> record = logging.LogRecord("penstock.node", logging.INFO, "", 0, "part %s serves", ("mqtt",), None)
+    >>> import msgspec
     >>> msgspec.json.decode(JsonLines().format(record))["message"]
     'part mqtt serves'
     """
@@ -124,7 +124,7 @@ class JsonLines(logging.Formatter):
         }
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(fields).decode()
+        return json_line(fields).decode().removesuffix("\n")
 
 
 class RateLimit(logging.Filter):
@@ -159,7 +159,7 @@ def set_up_logging(format: str) -> None:
     """Send what the package logs to stderr, as text or as JSON; payloads are in none of it."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
-        JsonLines() if format == "json" else logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+        JsonLines() if format == "json" else PlainFormatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     )
     handler.addFilter(RateLimit())
     logger = logging.getLogger("penstock")

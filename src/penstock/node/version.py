@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 
 from penstock.disk import disk_for, save_atomically
+from penstock.disk.plain import read_whole
 from penstock.errors import CorruptionError, UnsupportedError
 
 __all__ = ["FORMAT", "check_version"]
@@ -34,8 +35,7 @@ def check_version(data: str) -> int:
     if found is None:
         save_atomically(disk, path, msgspec.json.encode(_Version(FORMAT)) + b"\n")
         return FORMAT
-    with disk.open(path) as file:
-        text = file.read_at(0, found.size)
+    text = read_whole(disk, path)
     try:
         version = msgspec.json.decode(text, type=_Version).format
     except msgspec.MsgspecError as exc:

@@ -21,6 +21,7 @@ from penstock.disk import ObjectStore, object_store_for
 from penstock.disk.failpoint import fail_point
 from penstock.disk.objectstore import Tag, publish
 from penstock.errors import CorruptionError, OptionsError, UnsupportedError
+from penstock.ship.manifest import MANIFEST_BYTES
 from penstock.ship.prune import forget_before
 from penstock.ship.remote import ShippedLog, find_shipped
 
@@ -85,7 +86,7 @@ def read_compacted(store: ObjectStore) -> tuple[Compacted, Tag | None]:
     ()
     """
     try:
-        data, info = store.get(MANIFEST)
+        data, info = store.get(MANIFEST, most=MANIFEST_BYTES)
     except FileNotFoundError:
         return Compacted(), None
     try:

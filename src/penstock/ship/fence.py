@@ -17,7 +17,7 @@ from penstock.disk import ObjectStore
 from penstock.disk.failpoint import fail_point
 from penstock.disk.objectstore import Tag, publish
 from penstock.errors import ConflictError, LockedError, RetryError
-from penstock.ship.manifest import Head, decode_head, encode_head, head_key
+from penstock.ship.manifest import MANIFEST_BYTES, Head, decode_head, encode_head, head_key
 
 __all__ = ["Fence", "read_head"]
 
@@ -28,10 +28,10 @@ def read_head(store: ObjectStore, channel: str) -> tuple[Head, Tag] | None:
     """Return the head of a channel with its tag, None when nothing was shipped."""
     key = head_key(channel)
     try:
-        data, info = store.get(key)
+        data, info = store.get(key, most=MANIFEST_BYTES)
     except FileNotFoundError:
         return None
-    return decode_head(data, f"{store.url}/{key}"), info.tag
+    return decode_head(data, f"{store.url}/{key}", channel), info.tag
 
 
 class Fence:

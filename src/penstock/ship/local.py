@@ -18,7 +18,7 @@ from penstock.errors import CorruptionError
 from penstock.log.face import LogReader
 from penstock.log.sidecar import Sidecar
 from penstock.metrics import REGISTRY
-from penstock.ship.manifest import Head, decode_page
+from penstock.ship.manifest import MANIFEST_BYTES, Head, decode_page
 from penstock.ship.segments import note_removal, sealed_segments
 
 __all__ = ["drop_shipped", "ship_cursor"]
@@ -65,8 +65,8 @@ def _is_up(path: str, first: int, following: int, disk: Disk, head: Head, store:
         page = next((p for p in head.pages if p.first <= first < p.next), None)
         if page is None:
             return first < head.first  # pruned there on purpose: it was shipped once
-        data, _ = store.get(page.key)
-        entry = next((e for e in decode_page(data, page.key) if e.first == first), None)
+        data, _ = store.get(page.key, most=MANIFEST_BYTES)
+        entry = next((e for e in decode_page(data, page.key, head.channel) if e.first == first), None)
     if entry is None or entry.next != following:
         return False
     found, there = disk.stat(path), store.head(entry.key)

@@ -17,10 +17,12 @@ Worked example and reasons: docs/formats/ship-manifest.md
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
 
+from penstock.disk.plain import stays_below
 from penstock.errors import CorruptionError, UnsupportedError
 
 __all__ = [
@@ -42,6 +44,8 @@ __all__ = [
 
 VERSION: Final = 1
 HEAD_SUFFIX: Final = ".shipped.json"
+MANIFEST_BYTES: Final = 64 << 20
+"""No head and no page is as long as that."""
 PAGE_ENTRIES: Final = 1000
 """How many entries the head holds before it turns them into a page."""
 
@@ -180,7 +184,7 @@ def encode_head(head: Head) -> bytes:
     return msgspec.json.encode(head) + b"\n"
 
 
-def decode_head(data: bytes, name: str = "head") -> Head:
+def decode_head(data: bytes, name: str = "head", channel: str | None = None) -> Head:
     """Read a head; CorruptionError for what is none, UnsupportedError for one of a later version."""
     try:
         head = msgspec.json.decode(data, type=Head)
@@ -191,6 +195,8 @@ def decode_head(data: bytes, name: str = "head") -> Head:
         raise CorruptionError(name, 0, f"not a manifest of shipped segments: {exc}") from None
     if head.version != VERSION:
         raise UnsupportedError(f"{name}: a manifest of version {head.version} is not read by this release")
+    if channel is not None and head.channel != channel:
+        raise CorruptionError(name, 0, f"it is the manifest of {head.channel!r}, not of {channel!r}")
     _check(head, name)
     return head
 
@@ -205,8 +211,21 @@ def _version(data: bytes) -> int:
         return 0
 
 
+def _check_names(channel: str, entries: Iterable[Entry | PageRef | Trash], name: str) -> None:
+    """Refuse what names a file or an object that is not the channel's own: nothing is trusted that was fetched."""
+    for entry in entries:
+        extra = entry.extra if isinstance(entry, Entry) else ()
+        for file in (entry, *extra) if isinstance(entry, Entry) else ():
+            if not stays_below(file.name) or "/" in file.name:
+                raise CorruptionError(name, 0, f"{file.name!r} is no name of a file of {channel!r}")
+        for key in (entry.key, *(one.key for one in extra)):
+            if not stays_below(key) or not key.startswith((f"{channel}.segments/", f"{channel}.pages/")):
+                raise CorruptionError(name, 0, f"{key!r} is no key of an object of {channel!r}")
+
+
 def _check(head: Head, name: str) -> None:
-    """Refuse a head whose spans do not follow one another."""
+    """Refuse a head whose spans do not follow one another, or that names what is not its own."""
+    _check_names(head.channel, (*head.pages, *head.segments, *head.trash), name)
     at = head.first
     parts: tuple[PageRef | Entry, ...] = (*head.pages, *head.segments)
     for part in parts:
@@ -222,15 +241,17 @@ def _check(head: Head, name: str) -> None:
 def encode_page(entries: tuple[Entry, ...]) -> bytes:
     """Return the bytes of a page.
 
-    >>> decode_page(encode_page(()))
+    >>> decode_page(encode_page(()), "page", "ticks")
     ()
     """
     return msgspec.json.encode(entries) + b"\n"
 
 
-def decode_page(data: bytes, name: str = "page") -> tuple[Entry, ...]:
-    """Read a page; CorruptionError for what is none."""
+def decode_page(data: bytes, name: str, channel: str) -> tuple[Entry, ...]:
+    """Read a page of a channel; CorruptionError for what is none."""
     try:
-        return msgspec.json.decode(data, type=tuple[Entry, ...])
+        entries = msgspec.json.decode(data, type=tuple[Entry, ...])
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise CorruptionError(name, 0, f"not a page of shipped segments: {exc}") from None
+    _check_names(channel, entries, name)
+    return entries

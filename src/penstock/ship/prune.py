@@ -11,7 +11,7 @@ from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.disk import ObjectStore
 from penstock.errors import OptionsError
 from penstock.ship.fence import Fence, read_head
-from penstock.ship.manifest import Entry, Head, Trash, decode_page
+from penstock.ship.manifest import MANIFEST_BYTES, Entry, Head, Trash, decode_page
 
 __all__ = ["empty_trash", "forget_before", "remove_orphans"]
 
@@ -57,8 +57,8 @@ def empty_trash(store: ObjectStore, channel: str, grace_seconds: float, *, clock
     for item in due:
         if item.is_page:
             try:
-                data, _ = store.get(item.key)
-                gone += [key for entry in decode_page(data, item.key) for key in _keys(entry)]
+                data, _ = store.get(item.key, most=MANIFEST_BYTES)
+                gone += [key for entry in decode_page(data, item.key, channel) for key in _keys(entry)]
             except FileNotFoundError:
                 pass  # a crash came between
         gone.append(item.key)
@@ -82,8 +82,8 @@ def remove_orphans(store: ObjectStore, channel: str, grace_seconds: float, *, cl
     head, _ = found
     named = {key for entry in head.segments for key in _keys(entry)} | {item.key for item in head.trash}
     for page in [*(page.key for page in head.pages), *(item.key for item in head.trash if item.is_page)]:
-        data, _ = store.get(page)
-        named |= {page} | {key for entry in decode_page(data, page) for key in _keys(entry)}
+        data, _ = store.get(page, most=MANIFEST_BYTES)
+        named |= {page} | {key for entry in decode_page(data, page, channel) for key in _keys(entry)}
     cutoff = clock.now_ns() - int(grace_seconds * 1e9)
     gone = []
     for folder in (f"{channel}.segments", f"{channel}.pages"):

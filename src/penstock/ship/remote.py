@@ -32,7 +32,7 @@ from penstock.log.detect import gaps_in, open_log
 from penstock.log.face import LogReader, OnDamage
 from penstock.log.options import DEFAULT_LIMIT
 from penstock.ship.fence import read_head
-from penstock.ship.manifest import HEAD_SUFFIX, Entry, Head, decode_head, decode_page, head_key
+from penstock.ship.manifest import HEAD_SUFFIX, MANIFEST_BYTES, Entry, Head, decode_head, decode_page, head_key
 from penstock.ship.shippeddisk import AHEAD_SEGMENTS, CACHE_BYTES, ShippedDisk
 from penstock.types import Problem
 
@@ -172,10 +172,10 @@ class ShippedLog(ClosingHandle):
 
     def refresh(self) -> bool:
         """Look whether more was shipped."""
-        data, info = self._store.get(head_key(self.channel))
+        data, info = self._store.get(head_key(self.channel), most=MANIFEST_BYTES)
         if info.tag == self._tag:
             return False
-        head = decode_head(data, self.path)
+        head = decode_head(data, self.path, self.channel)
         if head.log_id != self.head.log_id:
             raise ReplacedError(self.path, "another log was shipped here")
         with self._lock:
@@ -218,8 +218,8 @@ class ShippedLog(ClosingHandle):
     def _page(self, key: str) -> tuple[Entry, ...]:
         page = self._pages.get(key)
         if page is None:
-            data, _ = self._store.get(key)
-            page = self._pages[key] = decode_page(data, f"{self._store.url}/{key}")
+            data, _ = self._store.get(key, most=MANIFEST_BYTES)
+            page = self._pages[key] = decode_page(data, f"{self._store.url}/{key}", self.channel)
         return page
 
     def cut(self, start: int, end: int, span_bytes: int) -> list[tuple[int, int]]:

@@ -17,6 +17,7 @@ import sys
 import tempfile
 from typing import Final
 
+from penstock.disk.plain import make_folders
 from penstock.errors import UnsupportedError
 
 __all__ = ["archive_of", "make_archive", "make_home"]
@@ -70,7 +71,7 @@ def make_home(home: str) -> str:
     import pyspark
 
     package = os.path.dirname(pyspark.__file__)
-    os.makedirs(home, exist_ok=True)
+    make_folders(home)
     for part in ("bin", "jars"):
         link, target = os.path.join(home, part), os.path.join(package, part)
         if not os.path.islink(link):
@@ -97,7 +98,7 @@ def make_archive(*, timeout_seconds: float = 600) -> str:
     java, bundled = find_java()
     path = archive_of(java)
     try:
-        os.makedirs(_folder(), exist_ok=True)
+        make_folders(_folder())
         make_home(shared_home())
     except OSError as exc:
         raise UnsupportedError(f"this environment cannot be written to: {exc}") from None

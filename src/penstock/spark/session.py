@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from penstock import errors
+from penstock.disk.plain import make_folders, private
 from penstock.errors import OptionsError, UnsupportedError
 from penstock.spark.archive import archive_of, make_home, shared_home
 from penstock.spark.scratch import TEMPORARY, make_scratch
@@ -174,7 +175,7 @@ def start(
         del environment["SPARK_LOCAL_IP"]
     with _environment(environment):
         if SparkContext._gateway is None:
-            with open(output, "ab", buffering=0) as target:
+            with open(output, "ab", buffering=0, opener=private) as target:
                 try:
                     gateway = launch_gateway(  # type: ignore[no-untyped-call]
                         conf, popen_kwargs={"stdout": target, "stderr": target}
@@ -327,7 +328,7 @@ def write_shim(home: str, java: str) -> str:
     b'a b c\n'
     """
     path = os.path.join(home, "bin", "java")
-    os.makedirs(os.path.dirname(path))
+    make_folders(os.path.dirname(path))
     _write(path, SHIM.format(java=java))
     os.chmod(path, stat.S_IRWXU)
     return home

@@ -17,7 +17,15 @@ from penstock.disk import Lock, disk_for
 from penstock.disk.commit import GROUP, Committer
 from penstock.disk.doors import in_a_folder, refuse_foreign
 from penstock.disk.posix import check_plain
-from penstock.errors import ClosedError, CorruptionError, LockedError, NotFoundError, PenstockError, UnsupportedError
+from penstock.errors import (
+    ClosedError,
+    CorruptionError,
+    LockedError,
+    NotFoundError,
+    PenstockError,
+    ReadOnlyError,
+    UnsupportedError,
+)
 from penstock.options import options_from, shows_options
 from penstock.store.engine import Changes, EngineStore, Rows, after_prefix
 from penstock.store.options import RocksOptions
@@ -74,6 +82,7 @@ class RocksStore(EngineStore):
         self._meta_handle = self._db.get_column_family_handle(META)
         self._write_options = self._rocks.WriteOptions()
         self._write_options.sync = options.sync == "always"
+        self._failed = ""
         self._committer: Committer | None = None
         if options.sync == "interval" and not read_only:
             self._committer = GROUP.committer(self._sync_log, interval=options.sync_seconds)
@@ -155,6 +164,8 @@ class RocksStore(EngineStore):
         return found
 
     def _write(self, changes: Changes, meta: dict[bytes, bytes]) -> None:
+        if self._failed:
+            raise ReadOnlyError(f"{self.path}: {self._failed}; RocksDB takes nothing more until it is opened again")
         if self._committer is not None:
             self._committer.check()
         batch = self._rocks.WriteBatch(raw_mode=True)
@@ -167,8 +178,12 @@ class RocksStore(EngineStore):
                 put(key, record)
         for key, value in meta.items():
             put(key, value, self._meta_handle)
-        with self._told():
-            self._db.write(batch, self._write_options)
+        try:
+            with self._told():
+                self._db.write(batch, self._write_options)
+        except OSError as exc:  # its log has a torn end now, which only opening it mends
+            self._failed = f"an earlier write failed: {exc}"
+            raise
         if self._committer is not None:
             self._committer.touch()
 
@@ -236,8 +251,10 @@ class RocksStore(EngineStore):
     def _release(self) -> None:
         try:
             if self._committer is not None:
-                self._committer.wait()
-                self._committer.close()
+                try:
+                    self._committer.wait()
+                finally:
+                    self._committer.close()
         finally:
             self._close_engine()
 
@@ -251,7 +268,8 @@ class RocksStore(EngineStore):
             db.close()
         except Exception as exc:  # noqa: BLE001 - the binding raises plain Exception: its folder was moved, say
             raise _opening_error(self.path, exc) from None
-        self._let_go()
+        finally:
+            self._let_go()
 
     # --- Tuning: reasons in docs/howto/stores.md
 

@@ -14,7 +14,7 @@ import penstock
 from penstock import Writer
 
 HEAVY = {"numpy", "pyarrow", "pandas", "pyspark", "deltalake", "rocksdict", "lmdb", "nats", "cramjam", "obstore"}
-LIGHT = {"penstock", "penstock.errors", "penstock.types"}
+LIGHT = {"penstock", "penstock.errors", "penstock.shown", "penstock.types"}
 
 LOADED = """
 import json, sys

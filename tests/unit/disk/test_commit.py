@@ -192,27 +192,68 @@ def test_without_threads_whoever_asks_syncs(shortage: Shortage) -> None:
     committer.close()
 
 
-def test_without_threads_the_next_write_after_the_interval_syncs(shortage: Shortage) -> None:
+def test_without_threads_a_write_is_synced_at_once(shortage: Shortage) -> None:
     synced: list[int] = []
-    committer = GroupCommit().committer(lambda: synced.append(threading.get_ident()) or 0, interval=0.001)
-    deadline = time.monotonic() + 60
-    while not synced and time.monotonic() < deadline:
-        committer.touch()
-    assert synced == [threading.get_ident()]
+    committer = GroupCommit().committer(lambda: synced.append(threading.get_ident()) or 0, interval=3600.0)
+    committer.touch()
+    committer.touch()
+    assert synced == [threading.get_ident()] * 2  # nobody would when the interval has passed
+    committer.close()
+
+
+def test_a_write_beside_a_lone_sync_is_synced_without_threads(shortage: Shortage) -> None:
+    begun, go, synced = threading.Event(), threading.Event(), []
+
+    def sync() -> int:
+        begun.set()
+        assert go.wait(60)
+        synced.append(threading.get_ident())
+        return 0
+
+    committer = GroupCommit().committer(sync, interval=3600.0)
+    shortage.on = False
+    other = threading.Thread(target=committer.wait)
+    other.start()
+    shortage.on = True
+    assert begun.wait(60)
+    committer.touch()  # which waits for nobody
+    go.set()
+    other.join(60)
+    assert len(synced) == 2
+    committer.close()
+
+
+def test_without_threads_a_sync_that_failed_is_told_and_not_tried_for_ever(shortage: Shortage) -> None:
+    outcomes: list[OSError | None] = [OSError(28, "full"), OSError(28, "full"), None]
+
+    def sync() -> int:
+        if (outcome := outcomes.pop(0)) is not None:
+            raise outcome
+        return 3
+
+    committer = GroupCommit().committer(sync, interval=0.001)
+    committer.touch()
+    assert len(outcomes) == 2
+    with pytest.raises(OSError, match="full"):
+        committer.check()
+    committer.check()
+    assert committer.error is None
     committer.close()
 
 
 def test_a_committer_recovers_when_threads_can_be_had_again(shortage: Shortage) -> None:
-    synced = threading.Event()
-    committer = GroupCommit().committer(lambda: int(synced.set() is None), interval=0.001)
+    synced: list[str] = []
+    more = threading.Event()
+    committer = GroupCommit().committer(
+        lambda: synced.append(threading.current_thread().name) or int(len(synced) > 1 and more.set() is None),
+        interval=0.001,
+    )
     committer.touch()
-    assert not synced.is_set()
     shortage.on = False
-    deadline = time.monotonic() + 60
-    while not synced.wait(0.01) and time.monotonic() < deadline:
-        committer.touch()
-    assert synced.is_set()
-    assert committer.request().result(60) == 1
+    committer.touch()
+    assert more.wait(60)
+    assert synced[0] == threading.current_thread().name
+    assert synced[1].startswith("penstock-commit-")
     committer.close()
 
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from penstock.artifact import export_store
 from penstock.channels import ChannelManager
-from penstock.disk import PosixDisk
+from penstock.disk import PosixDisk, object_store_for
 from penstock.errors import CorruptionError, OptionsError
 from penstock.kv import EmbeddedConnection, StoreConfig
 from penstock.kv.embedded.bucket import Bucket
@@ -19,6 +20,11 @@ from penstock.log.filechannel import ChannelOptions, FileChannel
 from penstock.log.filechannel.log import FileChannelLog
 from penstock.log.messagelog import MessageLog, MessageLogOptions, MessageLogReader
 from penstock.log.xchannel import Writer
+from penstock.mqtt.state_open import KeptBroker
+from penstock.node.backup import back_up
+from penstock.node.ledger.seams import write_seams
+from penstock.node.node import hold_data
+from penstock.ship import Shipper
 from penstock.store import AppendLogStore, LmdbStore, RocksOptions, RocksStore
 
 
@@ -99,6 +105,31 @@ class Buckets(Channels):
         asyncio.run(go())
 
 
+class Broker:
+    """A broker that keeps its state, opened and closed."""
+
+    def __init__(self, path: Path) -> None:
+        loop = asyncio.new_event_loop()
+        try:
+            KeptBroker(str(path), loop=loop).close()
+        finally:
+            loop.close()
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Node:
+    """The data directory of a node, taken and given back."""
+
+    def __init__(self, path: Path) -> None:
+        with hold_data(str(path)):
+            pass
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
 DOORS: dict[str, Callable[[Path], Any]] = {
     "queue": FileChannel.open,
     "shared queue": FileChannel.share,
@@ -110,6 +141,8 @@ DOORS: dict[str, Callable[[Path], Any]] = {
     "bucket": open_bucket,
     "buckets": Buckets,
     "channels": Channels,
+    "broker": Broker,
+    "node": Node,
 }
 LOOKING: dict[str, Callable[[Path], Any]] = {
     "view of a queue": FileChannel.attach,
@@ -143,6 +176,28 @@ def test_whatever_does_not_fit_is_refused_by_name_and_left_alone(kind: str, tmp_
             door(tmp_path / "thing").close()
         assert everything(tmp_path) == before, name
     DOORS[kind](tmp_path / "thing").close()
+
+
+def test_the_folder_of_what_has_no_door_of_its_own_is_refused_at_every_door(tmp_path: Path) -> None:
+    with Writer.open(tmp_path / "ticks", region_bytes=4096, roll_bytes=4096) as writer:
+        for _ in range(3):
+            writer.append(b"x" * 3000)
+    with Shipper(str(tmp_path / "ticks"), object_store_for(str(tmp_path / "shipped thing"))) as shipper:
+        shipper.step()
+    with AppendLogStore.open(tmp_path / "fold") as store:
+        export_store(store, str(tmp_path / "artifact thing"))
+    Node(tmp_path / "node")
+    write_seams(str(tmp_path / "node"), [])
+    (tmp_path / "node" / "ledger").rename(tmp_path / "ledger thing")
+    back_up(str(tmp_path / "node"), str(tmp_path / "backup thing"))
+    Broker(tmp_path / "broker")
+    (tmp_path / "broker" / "journal").rename(tmp_path / "journal thing")
+    for kind in ("shipped", "artifact", "ledger", "backup", "journal"):
+        before = everything(tmp_path)
+        for name, door in (DOORS | LOOKING).items():
+            with pytest.raises((OptionsError, CorruptionError), match="thing"):
+                door(tmp_path / f"{kind} thing").close()
+            assert everything(tmp_path) == before, (kind, name)
 
 
 @pytest.mark.parametrize("name", DOORS | LOOKING)

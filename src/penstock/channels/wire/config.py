@@ -16,7 +16,7 @@ from typing import Any, Final
 from penstock.channels.model import Limits
 from penstock.channels.wire.options import ChannelServerOptions, ModulatorLink
 from penstock.channels.wire.settings import WireSettings
-from penstock.disk.plain import read_small
+from penstock.disk.plain import parse_toml, read_small
 from penstock.errors import OptionsError
 
 __all__ = ["load_config", "options_of", "from_environment"]
@@ -84,7 +84,7 @@ def load_config(path: str | None, environment: Mapping[str, str]) -> dict[str, A
     found: dict[str, Any] = {}
     if path is not None:
         try:
-            found = dict(_flat(tomllib.loads(read_small(path).decode())))
+            found = dict(_flat(parse_toml(read_small(path).decode(), path)))
         except OSError as exc:
             raise OptionsError(f"{path}: {exc.strerror}") from exc
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:

@@ -558,7 +558,7 @@ class Spool:
     # --- Open and closed
 
     def close(self) -> None:
-        """Flush, sync once more if that is promised, and let go of the file."""
+        """Flush, sync once more if that is promised, let go of the file, and tell of a failure nobody heard of."""
         if self.closed:
             return
         if self._flusher is not None:
@@ -568,6 +568,8 @@ class Spool:
                 self.flush()
                 if self._committer is not None or self._synced is not None:
                     self.sync()
+            elif self._committer is not None and self._committer.untold:
+                raise ReadOnlyError(self.error)
         finally:
             if self._committer is not None:
                 self._committer.close()

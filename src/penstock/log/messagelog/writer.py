@@ -281,15 +281,17 @@ class MessageLog(ClosingHandle):
     # --- Open and closed
 
     def close(self) -> None:
-        """Let go of the log and of its lock; with a sync mode, sync once more."""
+        """Let go of the log and of its lock; with a sync mode, sync once more; a failure nobody heard of is told."""
         with self._mutex:
             if self._dead:
                 return
         try:
             if self._committer is not None:
-                if not self._broken:
-                    self._committer.request().result()
-                self._committer.close()
+                try:
+                    if not self._broken or self._committer.untold:
+                        self._committer.request().result()
+                finally:
+                    self._committer.close()
         finally:
             with self._mutex, self._syncing:
                 self._dead = "the log is closed"

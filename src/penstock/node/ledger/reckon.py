@@ -14,7 +14,8 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from penstock.disk import disk_for, is_url, object_store_for
-from penstock.errors import ExpiredError, NotFoundError, PenstockError
+from penstock.disk.plain import read_whole
+from penstock.errors import CorruptionError, ExpiredError, NotFoundError, PenstockError
 from penstock.log.face import LogReader
 from penstock.log.sidecar import identity_of, sidecar_of
 from penstock.mqtt.deliveries import read_deliveries
@@ -305,20 +306,30 @@ def _kept_deliveries(folder: str) -> Figures:
     return Figures(totals.came, totals.went, totals.owed, totals.lost)
 
 
+class _Audit(msgspec.Struct):
+    """What an audit of a table found of one channel."""
+
+    in_channel: int
+    expired: int
+    in_table: int
+    repeated: int
+    unknown: int
+    changed: int
+    behind: int
+    at: str
+
+
 def _lake(seam: LakeSeam) -> _Seen:
     path = os.path.join(seam.log)
     disk = disk_for(path)
-    found = disk.stat(path)
-    if found is None:
+    if disk.stat(path) is None:
         raise NotFoundError(f"{path}: there was no audit yet")
-    with disk.open(path) as file:
-        row: dict[str, Any] = msgspec.json.decode(file.read_at(0, found.size))
-    figures = Figures(
-        row["in_channel"] + row["expired"],
-        row["in_table"] - row["repeated"] - row["unknown"] - row["changed"],
-        row["behind"],
-    )
-    return _Seen(figures, 0, f"as of the audit at {row['at']}")
+    try:
+        row = msgspec.json.decode(read_whole(disk, path), type=_Audit)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+        raise CorruptionError(path, 0, f"not what an audit found: {exc}") from None
+    found = row.in_table - row.repeated - row.unknown - row.changed
+    return _Seen(Figures(row.in_channel + row.expired, found, row.behind), 0, f"as of the audit at {row.at}")
 
 
 def note_lake(data: str, rows: list[dict[str, Any]]) -> None:

@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 
 from penstock.disk import disk_for, is_url, save_atomically
+from penstock.disk.plain import read_whole
 from penstock.errors import CorruptionError
 from penstock.mqtt.attached import merged
 from penstock.mqtt.places import TapPlace
@@ -215,8 +216,7 @@ def read_seams(data: str) -> list[Seam]:
     found = disk.stat(path)
     if found is None:
         return []
-    with disk.open(path) as file:
-        text = file.read_at(0, found.size)
+    text = read_whole(disk, path)
     try:
         seams = msgspec.json.decode(text, type=list[Seam])
         return [_with_paths(seam, lambda kept: kept if is_url(kept) else os.path.join(data, kept)) for seam in seams]

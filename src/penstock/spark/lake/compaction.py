@@ -166,7 +166,7 @@ def _join(group: Sequence[TableFile], schema: pa.Schema) -> tuple[str, int, str]
     path = os.path.join(os.path.dirname(group[0].path), name)
     temporary = f"{path}.tmp"
     try:
-        with open(temporary, "wb") as sink:
+        with open(temporary, "xb") as sink:
             with parquet_writer(sink, schema) as writer:
                 for file in group:
                     with pq.ParquetFile(file.path) as source:

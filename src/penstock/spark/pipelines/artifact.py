@@ -36,6 +36,7 @@ from penstock.artifact import (
 from penstock.artifact.here import split_artifact
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.disk import is_url, object_store_for
+from penstock.disk.plain import create_private, make_folders
 from penstock.errors import CorruptionError, ExpiredError, OptionsError, ReplacedError
 from penstock.log.detect import open_log
 from penstock.log.envelope import CONTENT
@@ -258,8 +259,8 @@ class _Built:
     def write_data(self, folder: str) -> WatchCursor:
         """Write data/fold.snap: header, pieces, cursor."""
         store = object_store_for(self._place)
-        os.makedirs(f"{folder}/data")
-        with open(f"{folder}/data/fold.snap", "wb") as file:
+        make_folders(f"{folder}/data")
+        with create_private(f"{folder}/data/fold.snap") as file:
             file.write(HEADER)
             for piece in self._pieces:
                 written = sum(file.write(some) for some in store.stream(piece.file, COPY_BYTES))

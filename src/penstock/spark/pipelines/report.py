@@ -16,6 +16,7 @@ import msgspec
 
 from penstock.batch import payload_text
 from penstock.disk import disk_for, save_atomically
+from penstock.disk.plain import make_folders
 from penstock.errors import OptionsError
 from penstock.log.sidecar import sidecar_of
 from penstock.spark import lake
@@ -80,7 +81,7 @@ def write_report(
             f"{source}: this is a table of the lake; only channels are checked, or compared with a table"
         )
     held = None if table is None else lake.read(spark, table).groupBy("channel").agg({"position": "max"})
-    os.makedirs(os.path.dirname(os.path.abspath(page)), exist_ok=True)
+    make_folders(os.path.dirname(os.path.abspath(page)))
     frame = load(spark, source, options)
     found = gather(frame, title=title or os.path.basename(os.path.abspath(local_path(source))))
     if not of_lake:

@@ -22,7 +22,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock.disk.plain import make_folders
+from penstock.disk.plain import make_folders, private
 from penstock.errors import OptionsError
 from penstock.ship import ShippedLog
 from penstock.ship.compacted import CompactedLog
@@ -162,7 +162,8 @@ class OpenPart:
         self._path = os.path.join(tempfile.gettempdir() if self._remote else exporter.table, name)
         make_folders(os.path.dirname(self._path))
         self._temporary = f"{self._path}.{uuid.uuid4().hex}.tmp"
-        self._sink = open(self._temporary, "wb")  # noqa: SIM115
+        # A file of a lake has the mode of its umask; one that waits in the temporary folder is nobody else's business.
+        self._sink = open(self._temporary, "xb", opener=private if self._remote else None)  # noqa: SIM115
         self._writer = parquet_writer(self._sink, schema, exporter.compression)
         self._held: list[pa.RecordBatch] = []
         self._size = self._records = 0

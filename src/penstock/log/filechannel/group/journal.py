@@ -14,10 +14,14 @@ import numpy as np
 
 from penstock import kernel
 from penstock.disk import Disk, File, ReadDisk, Stat, save_atomically
+from penstock.disk.plain import read_whole
 from penstock.errors import CorruptionError, UnsupportedError
 from penstock.log.filechannel.format import FRAME_HEAD, FrameStop
 from penstock.log.filechannel.group.core import GroupCore
 from penstock.log.filechannel.group.format import VERSION, Event, GroupSnapshot, decode_event, encode_event
+
+JOURNAL_BYTES: Final = 256 << 20
+"""No journal of a group is as long as that: it begins again with a snapshot long before."""
 
 __all__ = ["GroupJournal", "read_journal", "snapshot_of", "split"]
 
@@ -157,8 +161,7 @@ def snapshot_of(path: str, messages: list[bytes]) -> GroupSnapshot:
 def read_journal(disk: ReadDisk, path: str) -> tuple[GroupCore, GroupSnapshot] | None:
     """Return the state of a group without taking part in it, and the snapshot it began with; None if there is none."""
     try:
-        with disk.open(path) as file:
-            messages, _ = split(file.read_at(0, file.stat().size))
+        messages, _ = split(read_whole(disk, path, JOURNAL_BYTES))
     except FileNotFoundError:
         return None
     snapshot = snapshot_of(path, messages)
