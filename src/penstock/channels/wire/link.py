@@ -136,6 +136,7 @@ class ClientLink:
         self._heartbeat = settings.keep_alive_interval
         self._state_deadline: float | None = now + settings.connect_timeout
         self._payload_deadline: float | None = None
+        self._unfinished: Frame | None = None
         self._active = False
         self._ping: int | None = None
         self._pong: int | None = None
@@ -148,10 +149,10 @@ class ClientLink:
         if self.state is LinkState.ENDED:
             return
         self._items.extend(self._cutter.feed(data))
-        if not self._cutter.wants_payload:
-            self._payload_deadline = None
-        elif self._payload_deadline is None:
-            self._payload_deadline = now + self._settings.payload_read_timeout
+        unfinished = self._cutter.unfinished
+        if unfinished is not self._unfinished:  # each payload has its own time, also when every read ends inside one
+            self._unfinished = unfinished
+            self._payload_deadline = None if unfinished is None else now + self._settings.payload_read_timeout
 
     def next_request(self, now: float, now_ms: int, is_connected: Callable[[Nid], bool]) -> Any:
         """Return the next thing to do for the client; None when there is nothing, or when a login has to end first."""
