@@ -1,9 +1,11 @@
-"""Promise: the server's side of a client keeps to its times, whatever the reads look like."""
+"""Promise: the server's side of a client keeps to its times and sizes, whatever the reads look like."""
 
 from __future__ import annotations
 
+from penstock.channels.commands import StoredMessage
 from penstock.channels.ids import Nid
 from penstock.channels.model import Limits
+from penstock.channels.wire.frames import decode_line
 from penstock.channels.wire.link import ClientLink, LinkState
 from penstock.channels.wire.settings import WireSettings
 
@@ -49,3 +51,12 @@ def test_a_payload_that_trickles_in_has_its_time_from_its_line_on() -> None:
     feed(link, b"x", 11.0)
     assert link.take_output() == [b'ERROR detail=\\"payload read timeout\\" reason=TIMEOUT\n']
     assert link.state is LinkState.ENDED
+
+
+def test_a_history_that_does_not_fit_the_line_of_a_client_ends_it_as_in_the_original() -> None:
+    link = ready_link(max_message_size=200)
+    asked = decode_line(b"HISTORY id=1 channel=!ops@localhost from_seq=1 history_id=" + b"h" * 120 + b" limit=9")
+    link.answered(asked, [])
+    assert link.take_output()[0].startswith(b"HISTORY_ACK id=1 ")
+    link.answered(asked, [StoredMessage(1, 1767225600000, "ann@localhost", b"hi")])
+    assert (link.take_output(), link.state) == ([], LinkState.ENDED)

@@ -299,13 +299,16 @@ class ClientLink:
         if self.state is LinkState.ENDED:
             return
         try:
-            data, count = encode_answer(frame, answer)
+            messages = encode_answer(frame, answer)
         except OptionsError:  # a name of another day that no line can carry
             self.fail("INTERNAL_SERVER_ERROR", None, frame.id)
             return
-        if count == 1 and data.find(b"\n", 0, self._settings.max_message_size) < 0:
-            data = encode_frame("ERROR", {"id": frame.id, "detail": TOO_LARGE, "reason": "RESPONSE_TOO_LARGE"})
-        self.send(data, count)
+        if not self._fits(messages[-1]):
+            messages[-1] = encode_frame("ERROR", {"id": frame.id, "detail": TOO_LARGE, "reason": "RESPONSE_TOO_LARGE"})
+        if all(map(self._fits, messages)):
+            self.send(b"".join(messages), len(messages))
+        else:
+            self.end("a message does not fit max_message_size")
 
     def run_answered(self, run: BroadcastRun, numbers: range) -> None:
         """Tell the client the numbers of a run: all acknowledgements in one write."""
@@ -334,7 +337,7 @@ class ClientLink:
             self.send(data)
 
     def _fits(self, data: bytes) -> bool:
-        return 0 <= data.find(b"\n") < self._settings.max_message_size
+        return data.find(b"\n", 0, self._settings.max_message_size) >= 0
 
     def fail(self, reason: str, detail: str | None = None, id: int | None = None) -> None:
         """Tell the client an error, and end unless it is one after which a connection stays."""
