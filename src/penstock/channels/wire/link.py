@@ -39,6 +39,8 @@ WHITE_SPACE: Final = " \t\n\v\f\r\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" +
 )
 """What the original takes off a name: White_Space as Unicode has it, which is less than Python's."""
 TOO_LARGE: Final = "response exceeded maximum message size"
+EXTENSION: Final = frozenset({"RESUME", "RESUME_ACK"})
+"""Messages that exist only for a client that asked for them in its CONNECT."""
 STAYS_OPEN: Final = RECOVERABLE | {"RESPONSE_TOO_LARGE", "USERNAME_IN_USE"}
 
 
@@ -199,6 +201,9 @@ class ClientLink:
         return None
 
     def _request(self, item: Item, now: float, now_ms: int, is_connected: Callable[[Nid], bool]) -> Any:
+        if isinstance(item, Frame) and item.name in EXTENSION and not self.resumes:
+            self.fail("BAD_REQUEST", "unknown message")  # as to any client of the original
+            return None
         if self.state is LinkState.READY:
             if isinstance(item, Frame) and item.name == "PONG":
                 self._ponged(item.fields["id"], now)
@@ -233,7 +238,7 @@ class ClientLink:
         assert isinstance(item, Frame)
         if item.name == "CHANNELS":
             return ListChannels(item)
-        if item.name == "RESUME" and self.resumes:
+        if item.name == "RESUME":
             return Resume(item, channel_of(item.fields["channel"]))
         if item.name == "MOD_DIRECT" and self._takes_direct:
             if item.id is None:
