@@ -13,7 +13,7 @@ from typing import Any, Self
 import pytest
 from wire_use import SECONDS, Raw, options
 
-from penstock.channels.wire import Challenge, ChannelServer, Client, ModulatorLink, WireSettings
+from penstock.channels.wire import Challenge, ChannelServer, Client, ModulatorLink, WireSettings, counts
 from penstock.channels.wire.remote import ModulatorServer, send_direct
 from penstock.errors import NotConnected, Refused
 from penstock.net import Target
@@ -366,3 +366,23 @@ async def test_a_modulator_that_went_without_a_word_is_dialled_again(tmp_path: P
         finally:
             await first.gone()
             await server.stop()
+
+
+async def test_a_modulator_that_does_not_read_is_let_go_and_counted(tmp_path: Path) -> None:
+    m2s = WireSettings(outbound_message_queue_size=2)
+    link = ModulatorLink(socket_path=str(tmp_path / "s2m"), m2s_socket_path=str(tmp_path / "m2s"), m2s=m2s)
+    before = counts.M2S_QUEUE_FULL.value()
+    async with (
+        ModulatorServer(Everything(), socket_path=str(tmp_path / "s2m")),
+        ChannelServer(tmp_path / "data", options(modulator=link)) as server,
+        Raw(*await asyncio.open_unix_connection(str(tmp_path / "m2s"))) as sender,
+    ):
+        assert (await sender.ask("M2S_CONNECT version=1")).startswith("M2S_CONNECT_ACK ")
+        assert server._m2s_service is not None
+        (shell,) = server._m2s_service.peers
+        shell._slow = True  # as when the system takes no more for it
+        for number in range(1, 5):
+            sender.write(f"M2S_MOD_DIRECT id={number} length=2 targets:1=ann\nhi\n")
+        assert await sender.frame() == b"ERROR reason=OUTBOUND_QUEUE_FULL\n"
+        assert await sender.ended()
+        assert counts.M2S_QUEUE_FULL.value() == before + 1

@@ -357,6 +357,7 @@ def direct_service(link: ModulatorLink, send: Callable[[list[str], bytes], int])
         rejected=counts.M2S_REJECTED,
         accepted=counts.M2S_ACCEPTED,
         active=counts.M2S_CONNECTIONS,
+        queue_full=counts.M2S_QUEUE_FULL,
     )
 
 
