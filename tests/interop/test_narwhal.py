@@ -8,67 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
-import socket
-import subprocess
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from narwhal_use import BUILT, SECONDS, original
 from wire_use import PlainAuthenticator, plain_token
 
 from penstock.channels import ChannelServer, Client, Limits, WireSettings
 from penstock.channels.wire import Heard
-from penstock.channels.wire.remote import ModulatorServer
 from penstock.errors import PenstockError, Refused
 
-BUILT = os.environ.get("PENSTOCK_NARWHAL", "")
-SECONDS = 120.0
-
 pytestmark = pytest.mark.skipif(not BUILT, reason="PENSTOCK_NARWHAL does not say where the original was built")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
-
-
-@asynccontextmanager
-async def original(folder: Path, *, auth: bool) -> AsyncIterator[str]:
-    """Run the original server; with logins, our own modulator server is its modulator."""
-    port, path = free_port(), str(folder / "s2m")
-    extra = f'[modulator]\ntype = "s2m"\n[modulator.s2m-client]\nnetwork = "unix"\nsocket_path = "{path}"\n'
-    config = folder / "config.toml"
-    config.write_text(
-        f"[telemetry.metrics]\nenabled = false\n[c2s-server.listener]\nbind_address = '127.0.0.1'\nport = {port}\n"
-        f"[c2s-server.storage]\ndata_dir = '{folder}/data'\n{extra if auth else ''}"
-    )
-    modulator = ModulatorServer(PlainAuthenticator(), socket_path=path)
-    if auth:
-        await modulator.start()
-    with (folder / "errors").open("ab") as errors:
-        process = subprocess.Popen(
-            [os.path.join(BUILT, "narwhal"), "-c", str(config)], cwd=folder, stdout=subprocess.DEVNULL, stderr=errors
-        )
-    try:
-        async with asyncio.timeout(SECONDS):
-            while True:
-                try:
-                    _, writer = await asyncio.open_connection("127.0.0.1", port)
-                    writer.close()
-                    await writer.wait_closed()
-                    break
-                except OSError:
-                    assert process.poll() is None, (folder / "errors").read_text()
-                    await asyncio.sleep(0.05)
-        yield f"localhost:{port}"
-    finally:
-        process.send_signal(signal.SIGTERM)
-        await asyncio.to_thread(process.wait, 30)
-        if auth:
-            await modulator.stop()
 
 
 def login(name: str, *, auth: bool) -> dict[str, str]:
