@@ -95,11 +95,18 @@ class Metric:
         with self._lock:
             return self._values.get(self._key(labels), 0.0)
 
-    def samples(self) -> list[Sample]:
-        """Return one sample for each set of labels seen so far."""
+    def samples(self, *, untouched: bool = False) -> list[Sample]:
+        """Return one sample for each set of labels seen so far.
+
+        With ``untouched`` a metric without labels has one from the start, which is zero.
+        """
         with self._lock:
             values = dict(self._values)
             buckets = {key: list(counts) for key, counts in self._buckets.items()}
+        if untouched and not values and not self.labels:
+            values[()] = 0.0
+            if self.kind == "histogram":
+                buckets[()] = [0] * (len(self.bounds) + 1)
         samples = []
         for key, value in sorted(values.items()):
             running, steps = 0, []
@@ -150,12 +157,12 @@ class Registry:
         """Return the histogram of that name, made on first use."""
         return self._get(name, "histogram", help, labels, bounds)
 
-    def samples(self) -> Iterator[Sample]:
-        """Yield every sample of every metric, by name."""
+    def samples(self, *, untouched: bool = False) -> Iterator[Sample]:
+        """Yield every sample of every metric, by name; see ``Metric.samples``."""
         with self._lock:
             metrics = sorted(self._metrics.values(), key=lambda metric: metric.name)
         for metric in metrics:
-            yield from metric.samples()
+            yield from metric.samples(untouched=untouched)
 
     def _get(
         self, name: str, kind: MetricKind, help: str, labels: tuple[str, ...], bounds: tuple[float, ...]

@@ -21,7 +21,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True, scope="module")
 def _mosquitto(request: pytest.FixtureRequest) -> None:
-    if request.path.name in ("test_narwhal.py", "test_azure.py"):  # they say themselves what they need
+    if request.path.name in (
+        "test_narwhal.py",
+        "test_narwhal_same.py",
+        "test_azure.py",
+    ):  # they say themselves what they need
         return
     missing = sorted({package for command, package in NEEDED.items() if shutil.which(command) is None})
     if missing:

@@ -8,67 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
-import socket
-import subprocess
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from narwhal_use import BUILT, SECONDS, original
 from wire_use import PlainAuthenticator, plain_token
 
 from penstock.channels import ChannelServer, Client, Limits, WireSettings
 from penstock.channels.wire import Heard
-from penstock.channels.wire.remote import ModulatorServer
 from penstock.errors import PenstockError, Refused
 
-BUILT = os.environ.get("PENSTOCK_NARWHAL", "")
-SECONDS = 120.0
-
 pytestmark = pytest.mark.skipif(not BUILT, reason="PENSTOCK_NARWHAL does not say where the original was built")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
-
-
-@asynccontextmanager
-async def original(folder: Path, *, auth: bool) -> AsyncIterator[str]:
-    """Run the original server; with logins, our own modulator server is its modulator."""
-    port, path = free_port(), str(folder / "s2m")
-    extra = f'[modulator]\ntype = "s2m"\n[modulator.s2m-client]\nnetwork = "unix"\nsocket_path = "{path}"\n'
-    config = folder / "config.toml"
-    config.write_text(
-        f"[telemetry.metrics]\nenabled = false\n[c2s-server.listener]\nbind_address = '127.0.0.1'\nport = {port}\n"
-        f"[c2s-server.storage]\ndata_dir = '{folder}/data'\n{extra if auth else ''}"
-    )
-    modulator = ModulatorServer(PlainAuthenticator(), socket_path=path)
-    if auth:
-        await modulator.start()
-    with (folder / "errors").open("ab") as errors:
-        process = subprocess.Popen(
-            [os.path.join(BUILT, "narwhal"), "-c", str(config)], cwd=folder, stdout=subprocess.DEVNULL, stderr=errors
-        )
-    try:
-        async with asyncio.timeout(SECONDS):
-            while True:
-                try:
-                    _, writer = await asyncio.open_connection("127.0.0.1", port)
-                    writer.close()
-                    await writer.wait_closed()
-                    break
-                except OSError:
-                    assert process.poll() is None, (folder / "errors").read_text()
-                    await asyncio.sleep(0.05)
-        yield f"localhost:{port}"
-    finally:
-        process.send_signal(signal.SIGTERM)
-        await asyncio.to_thread(process.wait, 30)
-        if auth:
-            await modulator.stop()
 
 
 def login(name: str, *, auth: bool) -> dict[str, str]:
@@ -135,3 +85,41 @@ async def test_the_tool_of_the_original_drives_our_server(tmp_path: Path, auth: 
         )
         out, _ = await asyncio.wait_for(process.communicate(), SECONDS)
     assert process.returncode == 0, out.decode()
+
+
+async def test_a_data_directory_goes_from_one_server_to_the_other_and_back(tmp_path: Path) -> None:
+    """Each goes on where the other stopped: members, rules, numbers, histories, queues."""
+
+    async def visit(address: str, round_: int, *, tls: bool) -> None:
+        place = {"verify": False} if tls else {}
+        async with await Client.connect(address, **login("ann", auth=True), **place) as ann:
+            if not round_:
+                await ann.join("ops/east")
+                await ann.configure("ops/east", persist=True, max_persist_messages=1000, message_flush_interval=100)
+                await ann.allow("ops/east", "publish", ["ann@localhost", "example.com"])
+                await ann.join("jobs")
+                await ann.configure("jobs", persist=True, max_persist_messages=1000, type="fifo")
+            assert await ann.channels() == ["!jobs@localhost", "!ops/east@localhost"]
+            assert await ann.members("ops/east") == ["ann@localhost"]
+            assert sorted(await ann.allowed("ops/east", "publish")) == ["ann@localhost", "example.com"]
+            assert (await ann.config("ops/east"))["message_flush_interval"] == 100
+            for number in range(10):
+                assert await ann.broadcast("ops/east", b"%d/%d" % (round_, number)) == 10 * round_ + number + 1
+                await ann.push("jobs", b"%d/%d" % (round_, number))
+            said = [(one.seq, one.payload) for one in await ann.history("ops/east", 1, 100)]
+            assert said == [(10 * r + n + 1, b"%d/%d" % (r, n)) for r in range(round_ + 1) for n in range(10)]
+            assert await ann.length("jobs") == 10 + 5 * round_
+            first = 5 * round_
+            assert [await ann.pop("jobs") for _ in range(5)] == [
+                b"%d/%d" % divmod(number, 10) for number in range(first, first + 5)
+            ]
+
+    async with asyncio.timeout(SECONDS):
+        for round_ in range(5):
+            if round_ % 2:
+                async with original(tmp_path, auth=True) as address:
+                    await visit(address, round_, tls=True)
+            else:
+                server = ChannelServer(tmp_path / "data", port=None, plain_port=0, modulator=PlainAuthenticator())
+                async with server:
+                    await visit("plain://" + server.addresses["channels-plain"], round_, tls=False)

@@ -16,7 +16,7 @@ from penstock.errors import OptionsError
 if TYPE_CHECKING:
     from penstock.channels.wire import ChannelServerOptions
 
-__all__ = ["serve"]
+__all__ = ["add_working_folder", "serve"]
 
 
 def serve(
@@ -36,7 +36,7 @@ def serve(
 ) -> None:
     """Serve channels to clients until SIGTERM or SIGINT.
 
-    SIGHUP loads certificates again.
+    SIGHUP loads certificates and the modulator again.
     """
     from penstock.channels.wire.config import load_config, options_of
 
@@ -47,7 +47,7 @@ def serve(
         raise OptionsError(f"--sync {sync}: none, interval or always")
     if port is not None:
         more["port"] = None if port < 0 else port
-    _set_logging(found.get("telemetry.logging.level", "info"))
+    _set_logging(found)
     options = options_of(found, **more)
     folder = data or found.get("c2s-server.storage.data_dir") or "./data"
     named = modulator or (found.get("modulator.class") if found.get("modulator.type") == "python" else None)
@@ -63,6 +63,7 @@ async def _serve(folder: str, options: ChannelServerOptions, modulator: str | No
     from penstock.channels.wire import ChannelServer
     from penstock.channels.wire.modulator import load_modulator
 
+    add_working_folder()
     with _without_bytecode():
         made = None if modulator is None else load_modulator(modulator)
     server = ChannelServer(folder, options, modulator=made)
@@ -95,6 +96,12 @@ async def _serve(folder: str, options: ChannelServerOptions, modulator: str | No
     await server.stop()
 
 
+def add_working_folder() -> None:
+    """Let modules be found in the folder where a server is started, behind all that is installed."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+
+
 @contextmanager
 def _without_bytecode() -> Iterator[None]:
     """Import without leaving bytecode: a module that is changed within the second would be taken from there again."""
@@ -105,12 +112,18 @@ def _without_bytecode() -> Iterator[None]:
         sys.dont_write_bytecode = before
 
 
-def _set_logging(level: str) -> None:
+def _set_logging(config: dict[str, Any]) -> None:
+    """Log as ``[telemetry.logging]`` says."""
     import logging
 
-    known = {"trace": "DEBUG", "debug": "DEBUG", "info": "INFO", "warn": "WARNING", "warning": "WARNING"}
-    from penstock.shown import PlainFormatter
+    from penstock.node.serve import set_up_logging
 
-    handler = logging.StreamHandler()
-    handler.setFormatter(PlainFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
-    logging.basicConfig(level=known.get(level.lower(), "ERROR"), handlers=[handler])
+    levels = {"trace": "DEBUG", "debug": "DEBUG", "info": "INFO", "warn": "WARNING", "warning": "WARNING",
+              "error": "ERROR", "off": "CRITICAL"}  # fmt: skip
+    level, form = config.get("telemetry.logging.level", "info"), config.get("telemetry.logging.format", "text")
+    if str(level).lower() not in levels:
+        raise OptionsError(f"telemetry.logging.level={level!r}: trace, debug, info, warn or error")
+    if form not in ("text", "json"):
+        raise OptionsError(f"telemetry.logging.format={form!r}: text or json")
+    set_up_logging(form)
+    logging.getLogger("penstock").setLevel(levels[level.lower()])

@@ -47,9 +47,12 @@ def serve(
 
     SIGHUP reads the configuration, passwords, rules and certificates again. /readyz says whether it can take work.
     """
+    from penstock.cli.channels_serve import add_working_folder
     from penstock.net.loop import run
     from penstock.node.config import load_config
     from penstock.node.serve import serve as run_node, set_up_logging
+
+    add_working_folder()
 
     given: dict[str, Any] = {
         "data": data, "mqtt.bind": bind, "channels.bind": bind, "http.bind": bind,

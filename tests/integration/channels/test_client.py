@@ -12,7 +12,7 @@ import pytest
 from wire_use import SECONDS, PlainAuthenticator, Raw, options, plain_token
 
 from penstock.channels.wire import BlockingClient, ChannelServer, Client, Gap, Heard, HeardEvent
-from penstock.errors import NotConnected, Timeout
+from penstock.errors import ClosedError, NotConnected, OptionsError, Refused, Timeout
 
 C = "channel=!c@localhost"
 
@@ -365,3 +365,86 @@ async def test_messages_are_iterated_over_without_a_loop(tmp_path: Path) -> None
         await joined.wait()
         await ann.broadcast_many("c", [b"one", b"two"])
         assert await working == [b"one", b"two"]
+
+
+async def test_runs_and_single_broadcasts_of_one_client_do_not_wait_for_each_other_for_ever(tmp_path: Path) -> None:
+    async with serving(tmp_path) as server, await enter(server, "ann") as ann, asyncio.timeout(SECONDS):
+        await ann.join("c")
+        await ann.configure("c", persist=True)
+        singles = [asyncio.ensure_future(ann.broadcast("c", b"one")) for _ in range(50)]
+        await asyncio.sleep(0)  # they have half of what the server allows
+        runs = [asyncio.ensure_future(ann.broadcast_many("c", [b"run"] * 100)) for _ in range(3)]
+        numbers = [await single for single in singles] + [number for run in runs for number in await run]
+        assert sorted(numbers) == list(range(1, 351))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda client: client.broadcast("c", b""),
+        lambda client: client.broadcast("c", b"x", qos=2),
+        lambda client: client.broadcast_many("c", [b"x", b""]),
+        lambda client: client.broadcast_many("c", [b"x"], qos=-1),
+        lambda client: client.push("c", b""),
+        lambda client: client.history("c", 0),
+        lambda client: client.history("c", 1, 0),
+        lambda client: client.history("c", -1),
+        lambda client: client.allow("c", "read", ["eve@localhost\nLEAVE id=1 channel=!c@localhost"]),
+        lambda client: client.allow("c", "read", [""]),
+        lambda client: client.allow("c", "nonsense", ["bob@localhost"]),
+        lambda client: client.join("d", on_behalf="bob@localhost\0"),
+        lambda client: client.configure("c", max_clients=1 << 32),
+        lambda client: client.configure("c", max_clients=-1),
+        lambda client: client.configure("c", type="fifo\nDELETE id=1 channel=!c@localhost"),
+    ],
+)
+async def test_an_argument_that_would_break_the_protocol_is_refused_before_anything_is_sent(
+    tmp_path: Path, wrong: Any
+) -> None:
+    async with serving(tmp_path) as server, await enter(server, "ann") as ann, asyncio.timeout(SECONDS):
+        await ann.join("c")
+        dialogue = ann._dialogue
+        with pytest.raises(OptionsError):
+            await wrong(ann)
+        assert await ann.members("c") == ["ann@localhost"]
+        assert await ann.broadcast("c", b"still here") == 1
+        assert ann._dialogue is dialogue
+
+
+async def test_what_is_too_large_for_the_server_is_refused_and_the_connection_stays(tmp_path: Path) -> None:
+    small = {"max_payload_size": 1000, "max_message_size": 1000}
+    async with serving(tmp_path, limits=small) as server, await enter(server, "ann") as ann, asyncio.timeout(SECONDS):
+        await ann.join("c")
+        dialogue = ann._dialogue
+        for asked in (
+            ann.broadcast("c", b"x" * 1001),
+            ann.broadcast_many("c", [b"x", b"x" * 1001]),
+            ann.allow("c", "read", [f"member{number}@localhost" for number in range(60)]),
+        ):
+            with pytest.raises(Refused, match="POLICY_VIOLATION"):
+                await asked
+        assert await ann.broadcast("c", b"x" * 1000) == 1
+        assert ann._dialogue is dialogue
+
+
+@pytest.mark.parametrize("token", ["", "ann\nAUTH token=bob", "ann\0bob", "\ud800"])
+async def test_a_token_that_no_line_can_carry_is_refused_before_it_is_sent(tmp_path: Path, token: str) -> None:
+    async with serving(tmp_path) as server, asyncio.timeout(SECONDS):
+        with pytest.raises(OptionsError):
+            await Client.connect("plain://" + server.addresses["channels-plain"], token=token)
+
+
+async def test_a_blocking_client_that_was_closed_says_so(tmp_path: Path) -> None:
+    async with serving(tmp_path, auth=False) as server:
+        address = "plain://" + server.addresses["channels-plain"]
+
+        def work() -> None:
+            client = BlockingClient(address, username="ann")
+            client.join("c")
+            client.close()
+            client.close()
+            with pytest.raises(ClosedError):
+                client.members("c")
+            assert client.next_news(1.0) is None
+
+        await asyncio.to_thread(work)

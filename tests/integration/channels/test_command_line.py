@@ -181,13 +181,48 @@ unheard_of = 5
         (["--modulator", "nowhere"], "module:Class"),
         (["--modulator", "nowhere:Nobody"], "No module named"),
         (["--sync", "sometimes"], "none, interval or always"),
+        (["--config", "level.toml"], "telemetry.logging.level=7"),
+        (["--config", "format.toml"], "telemetry.logging.format='xml'"),
     ],
 )
 def test_a_wrong_start_is_one_line_and_exit_code_2(args: list[str], said: str, tmp_path: Path) -> None:
+    (tmp_path / "level.toml").write_text("[telemetry.logging]\nlevel = 7\n")
+    (tmp_path / "format.toml").write_text('[telemetry.logging]\nformat = "xml"\n')
     command = [*PENSTOCK, "channels", "serve", "--data", str(tmp_path / "data"), "--port", "0", *args]
-    done = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, timeout=60, check=False, cwd=tmp_path)
     assert done.returncode == 2
     assert said in done.stderr.decode().splitlines()[-1]
+
+
+@pytest.mark.parametrize("command", ["channels", "node"])
+def test_a_modulator_is_found_in_the_folder_where_the_server_is_started(tmp_path: Path, command: str) -> None:
+    """With the command as it is installed, which knows nothing of the folder it is called in."""
+    (tmp_path / "doors.py").write_text("class Door:\n    def authenticate(self, token):\n        return token\n")
+    (tmp_path / "node.toml").write_text('data = "data"\n[channels]\nport = 0\nmodulator = "doors:Door"\n')
+    words = {
+        "channels": ["channels", "serve", "--data", "data", "--port", "0", "--modulator", "doors:Door", "--json"],
+        "node": ["serve", "--config", "node.toml", "--port", "0", "--http-port", "0", "--json"],
+    }
+    penstock = Path(sys.executable).with_name("penstock")
+    process = subprocess.Popen(
+        [penstock, *words[command]], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    ready = process.stdout.readline()
+    process.terminate()
+    said = process.communicate(timeout=60)[1].decode()
+    assert ready, said
+    assert "channels" in json.loads(ready)["listeners"], said
+    assert process.returncode == 0
+
+
+def test_the_log_is_json_where_the_configuration_says_so(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text('[telemetry.logging]\nlevel = "debug"\nformat = "json"\n')
+    server = Server(tmp_path / "data", "--port", "0", "--config", str(tmp_path / "config.toml"))
+    server.process.terminate()
+    lines = server.process.communicate(timeout=60)[1].decode().splitlines()
+    assert lines
+    assert {"level", "message"} <= json.loads(lines[0]).keys()
 
 
 async def test_a_modulator_is_loaded_again_on_sighup_and_a_broken_one_is_not(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Self
 import pytest
 from wire_use import SECONDS, Raw, options
 
-from penstock.channels.wire import Challenge, ChannelServer, Client, ModulatorLink, WireSettings
+from penstock.channels.wire import Challenge, ChannelServer, Client, ModulatorLink, WireSettings, counts
 from penstock.channels.wire.remote import ModulatorServer, send_direct
 from penstock.errors import NotConnected, Refused
 from penstock.net import Target
@@ -315,3 +315,74 @@ async def test_a_modulator_is_not_asked_for_what_it_does_not_offer(tmp_path: Pat
             for name, valid in (("ann", "true"), ("bob", "false")):
                 sent = f"S2M_FORWARD_BROADCAST_PAYLOAD id=2 channel=a from={name}@localhost length=1\nx\n"
                 assert (await raw.ask(sent)).endswith(f" valid={valid}")
+
+
+@pytest.mark.parametrize(
+    "token",
+    [b"\\'\\\"x\\'", b"t" * 8180],
+    ids=["opens a quote", "too long for the link"],
+)
+async def test_a_token_that_cannot_be_passed_on_is_an_answer_and_the_link_stays(tmp_path: Path, token: bytes) -> None:
+    """A line that a modulator cannot read would end the link, and fail what others ask over it."""
+    link = ModulatorLink(socket_path=str(tmp_path / "s2m"))
+    async with (
+        ModulatorServer(Everything(), socket_path=str(tmp_path / "s2m")) as modulator,
+        ChannelServer(tmp_path / "data", options(modulator=link)) as server,
+        await Raw.open(server) as eve,
+        await Raw.open(server) as ann,
+    ):
+        (before,) = modulator._service.peers
+        await eve.ask("CONNECT version=1")
+        answer = await eve.ask(b"AUTH token=" + token + b"\n")
+        assert "AUTH_ACK" in answer or "INTERNAL_SERVER_ERROR" in answer
+        await ann.ask("CONNECT version=1")
+        assert await ann.ask("AUTH token=ann") == "AUTH_ACK nid=ann@localhost succeeded=true"
+        assert modulator._service.peers == {before}
+
+
+async def test_a_modulator_that_went_without_a_word_is_dialled_again(tmp_path: Path) -> None:
+    hello = (
+        b"S2M_CONNECT_ACK application_protocol=x/1 heartbeat_interval=40 max_inflight_requests=10 "
+        b"max_message_size=8192 max_payload_size=65536 operation_mask=1\n"
+    )
+    link = ModulatorLink(socket_path=str(tmp_path / "s2m"), timeout=SECONDS)
+    async with Modulator(tmp_path / "s2m") as modulator, asyncio.timeout(SECONDS):
+        server = ChannelServer(tmp_path / "data", options(modulator=link))
+        starting = asyncio.create_task(server.start())
+        first = await modulator.raws.get()
+        await first.ask(hello)
+        await starting
+        try:
+            assert await first.ended()  # no ping for three of its intervals: the host may be gone
+            async with await Raw.open(server) as ann:
+                await ann.ask("CONNECT version=1")
+                ann.write("AUTH token=ann\n")
+                second = await modulator.raws.get()
+                await second.ask(hello)
+                assert (await second.frame()).startswith(b"S2M_AUTH id=1 token=ann")
+                second.write(b"S2M_AUTH_ACK id=1 succeeded=true username=ann\n")
+                assert await ann.frame() == b"AUTH_ACK nid=ann@localhost succeeded=true\n"
+                await second.gone()
+        finally:
+            await first.gone()
+            await server.stop()
+
+
+async def test_a_modulator_that_does_not_read_is_let_go_and_counted(tmp_path: Path) -> None:
+    m2s = WireSettings(outbound_message_queue_size=2)
+    link = ModulatorLink(socket_path=str(tmp_path / "s2m"), m2s_socket_path=str(tmp_path / "m2s"), m2s=m2s)
+    before = counts.M2S_QUEUE_FULL.value()
+    async with (
+        ModulatorServer(Everything(), socket_path=str(tmp_path / "s2m")),
+        ChannelServer(tmp_path / "data", options(modulator=link)) as server,
+        Raw(*await asyncio.open_unix_connection(str(tmp_path / "m2s"))) as sender,
+    ):
+        assert (await sender.ask("M2S_CONNECT version=1")).startswith("M2S_CONNECT_ACK ")
+        assert server._m2s_service is not None
+        (shell,) = server._m2s_service.peers
+        shell._slow = True  # as when the system takes no more for it
+        for number in range(1, 5):
+            sender.write(f"M2S_MOD_DIRECT id={number} length=2 targets:1=ann\nhi\n")
+        assert await sender.frame() == b"ERROR reason=OUTBOUND_QUEUE_FULL\n"
+        assert await sender.ended()
+        assert counts.M2S_QUEUE_FULL.value() == before + 1

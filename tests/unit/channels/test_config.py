@@ -46,3 +46,20 @@ def test_every_key_can_be_set_in_the_environment() -> None:
     assert found.modulator is not None
     assert (found.modulator.socket_path, found.wire.connect_timeout, found.limits.max_channels) == ("/run/mod", 0.5, 7)
     assert found.metrics_address == "127.0.0.1:0"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("1500ms", 1.5), ("1m 30s", 90), ("1m30s", 90), ("1min", 60), ("2 minutes", 120), ("1hour 5sec", 3605),
+        ("1day", 86_400), ("1w", 604_800), ("3000000us", 3), ("2000000000ns", 2), ("1 month", 2_630_016), (45, 45),
+    ],
+)  # fmt: skip
+def test_durations_are_written_as_in_the_original(text: Any, seconds: float) -> None:
+    assert options_of({"c2s-server.request_timeout": text}).wire.request_timeout == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "s", "10 parsecs", "1s,2s", "-1s", True, "1 s 2"])
+def test_what_is_no_duration_is_refused_by_name(text: Any) -> None:
+    with pytest.raises(OptionsError, match="request_timeout"):
+        options_of({"c2s-server.request_timeout": text})

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import penstock.channels.wire.remote
 import penstock.channels.wire.server  # noqa: F401 - whoever counts is there
-from penstock.channels.wire.metrics import PARTS
-from penstock.metrics import REGISTRY
+from penstock.channels.wire.metrics import PARTS, render
+from penstock.metrics import REGISTRY, Registry
 
 NAMES: list[str] = [
     "channels_active",
@@ -63,3 +63,24 @@ def test_everything_the_original_counts_is_counted() -> None:
     known = {*REGISTRY._metrics}
     assert [name for name in NAMES if name not in known] == []
     assert all(name.startswith(PARTS) for name in NAMES)
+
+
+def test_what_never_happened_is_told_as_zero() -> None:
+    """A scraper that sees a counter for the first time at 1 takes it for no change."""
+    registry = Registry()
+    registry.counter("c2s_connections_rejected", "turned away")
+    registry.histogram("store_save_duration_seconds", "saves", bounds=(1.0,))
+    registry.counter("channel_joins", "joins", labels=("result",))
+    registry.counter("mqtt_packets", "none of ours")
+    assert render(registry.samples(untouched=True)).splitlines() == [
+        "# HELP penstock_channels_c2s_connections_rejected turned away",
+        "# TYPE penstock_channels_c2s_connections_rejected counter",
+        "penstock_channels_c2s_connections_rejected_total 0",
+        "# HELP penstock_channels_store_save_duration_seconds saves",
+        "# TYPE penstock_channels_store_save_duration_seconds histogram",
+        'penstock_channels_store_save_duration_seconds_bucket{le="1"} 0',
+        'penstock_channels_store_save_duration_seconds_bucket{le="+Inf"} 0',
+        "penstock_channels_store_save_duration_seconds_count 0",
+        "penstock_channels_store_save_duration_seconds_sum 0",
+        "# EOF",
+    ]

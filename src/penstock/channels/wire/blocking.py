@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from penstock.channels.wire.client import Client
 from penstock.channels.wire.news import Gap, Heard, News
-from penstock.errors import Timeout
+from penstock.errors import ClosedError, Timeout
 
 __all__ = ["BlockingClient"]
 
@@ -65,6 +65,8 @@ class BlockingClient:
         async def one() -> News | None:
             return await anext(self._news, None)
 
+        if self._closed:
+            return None
         if self._pending is None:
             self._pending = asyncio.run_coroutine_threadsafe(one(), self._loop)
         try:
@@ -105,6 +107,9 @@ class BlockingClient:
         self.close()
 
     def _wait(self, work: Any) -> Any:
+        if self._loop.is_closed():
+            work.close()
+            raise ClosedError("the client is closed")
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def _end(self) -> None:

@@ -116,8 +116,8 @@ class JsonSchema:
 
     >>> checks = JsonSchema({"readings": {"type": "object", "required": ["value"]}})
     >>> ops, ann = ChannelId("readings", "localhost"), Nid("ann", "localhost")
-    >>> [checks.transform(ann, ops, payload) for payload in (b'{"value": 7}', b"{}", b"no")]
-    [b'{"value": 7}', None, None]
+    >>> [checks.transform(ann, ops, payload) for payload in (b'{"value": 7}', b"{}", b"no", b"[" * 60_000)]
+    [b'{"value": 7}', None, None, None]
     """
 
     protocol = "penstock-json-schema/1"
@@ -147,7 +147,7 @@ class JsonSchema:
             return payload
         try:
             return payload if check.is_valid(json.loads(payload)) else None
-        except ValueError:
+        except (ValueError, RecursionError):  # no JSON, or deeper than anyone means it
             return None
 
 

@@ -195,7 +195,7 @@ class Client:
 
     async def broadcast_many(self, channel: str, payloads: Iterable[bytes], *, qos: int = 1) -> list[int]:
         """Give many messages, as many at a time as the server allows, and return their numbers."""
-        name, given, numbers = self._name(channel), tuple(payloads), []
+        name, given, numbers = self._name(channel), tuple(map(_as_bytes, payloads)), []
         most = max(1, int(self.server.get("max_inflight_requests") or 100))
         for start in range(0, len(given), most):
             dialogue = await self._connected()
@@ -362,7 +362,7 @@ class Client:
                 "CONNECT", heartbeat_interval=self._heartbeat_ms, version=1, resume=True
             )
             self.server = {name: value for name, value in answer.fields.items() if value is not None}
-            dialogue.set_limits(answer.fields["max_inflight_requests"], answer.fields["heartbeat_interval"])
+            dialogue.set_limits(answer.fields)
             if answer.fields["auth_required"] != (self._token is not None):
                 wants = "a token" if answer.fields["auth_required"] else "a username"
                 raise OptionsError(f"{self.address} takes {wants}")
@@ -532,3 +532,8 @@ class Client:
         if not self._verify:
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         return context
+
+
+def _as_bytes(payload: bytes) -> bytes:
+    """Return what a caller gave as bytes: any buffer will do."""
+    return payload if type(payload) is bytes else bytes(memoryview(payload))

@@ -23,8 +23,18 @@ __all__ = ["load_config", "options_of", "from_environment"]
 
 _log = logging.getLogger(__name__)
 
-DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s|m|h|)")
-UNITS: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}
+DURATION: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
+DAY: Final = 86_400.0
+UNITS: Final = {
+    unit: seconds
+    for names, seconds in (
+        ("nanos nsec ns", 1e-9), ("micros usec us", 1e-6), ("millis msec ms", 1e-3), ("seconds second secs sec s", 1.0),
+        ("minutes minute mins min m", 60.0), ("hours hour hrs hr h", 3600.0), ("days day d", DAY),
+        ("weeks week wks wk w", 7 * DAY), ("months month M", 30.44 * DAY), ("years year yrs yr y", 365.25 * DAY),
+    )
+    for unit in names.split()
+}  # fmt: skip
+"""The words that the original takes for units."""
 PREFIX: Final = "PENSTOCK__"
 TAP: Final = "channels.tap."
 METRICS_PORT: Final = 9090
@@ -190,13 +200,11 @@ def _seconds(key: str, value: Any) -> float:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
     total, at = 0.0, 0
-    text = str(value).strip()
-    while at < len(text):
+    text = str(value).rstrip()
+    while at < len(text) or not text:
         part = DURATION.match(text, at)
-        if part is None or not part[0]:
+        if part is None or part[2] not in UNITS:
             raise OptionsError(f"{key}={value!r}: a duration such as 30s or 500ms is wanted")
         total += float(part[1]) * UNITS[part[2]]
         at = part.end()
-        while at < len(text) and text[at] == " ":
-            at += 1
     return total

@@ -118,8 +118,8 @@ class Cutter:
     >>> cutter = Cutter(1024, 4096)
     >>> cutter.feed(b"PONG id=5\nPUSH id=6 channel=!q@localhost leng")
     [Frame(name='PONG', fields={'id': 5}, payload=None, size=9)]
-    >>> cutter.feed(b"th=3\nab"), cutter.wants_payload
-    ([], True)
+    >>> cutter.feed(b"th=3\nab"), cutter.unfinished.name
+    ([], 'PUSH')
     >>> cutter.feed(b"c\nNOPE\n")[0].payload, cutter.feed(b"PONG id=7\n")
     (b'abc', [])
     """
@@ -133,9 +133,9 @@ class Cutter:
         self._over = False
 
     @property
-    def wants_payload(self) -> bool:
-        """Whether a payload is under way."""
-        return self._frame is not None
+    def unfinished(self) -> Frame | None:
+        """The message whose payload is under way, if one is."""
+        return self._frame
 
     def feed(self, data: bytes) -> list[Item]:
         """Return the messages that ``data`` completes; after a Fault nothing more."""

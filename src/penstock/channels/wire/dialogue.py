@@ -9,8 +9,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Final
 
+from penstock import kernel
 from penstock.channels.wire.cutter import AckRun, Cutter, Fault, MessageRun, cut_client_run
-from penstock.channels.wire.frames import Frame, encode_frame
+from penstock.channels.wire.frames import Frame, encode_checked, encode_frame
 from penstock.errors import NotConnected, Refused
 from penstock.net import Connection
 
@@ -38,6 +39,9 @@ class Dialogue:
         self._handshake: asyncio.Future[Frame] | None = None
         self._next_id = 1
         self._slots = asyncio.Semaphore(100)
+        self._run_turn = asyncio.Lock()
+        """Held by the run that takes its slots: two that have some each would wait for each other."""
+        self._max_line = self._max_payload = 1 << 32
         self._writable = asyncio.Event()
         self.gone = asyncio.Event()
         """Set when the connection is gone."""
@@ -90,12 +94,25 @@ class Dialogue:
 
     # --- Requests
 
-    def set_limits(self, in_flight: int, heartbeat_ms: int = 0) -> None:
-        """Learn from the server how many requests may be under way, and how often it speaks at the least."""
-        self._slots = asyncio.Semaphore(max(1, in_flight))
-        if heartbeat_ms:
-            self._silence = SILENT * heartbeat_ms / 1000
+    def set_limits(self, said: dict[str, Any]) -> None:
+        """Learn from the answer to CONNECT what the other side takes, and how often it speaks at the least."""
+        self._slots = asyncio.Semaphore(max(1, said["max_inflight_requests"]))
+        self._max_line, self._max_payload = said["max_message_size"], said["max_payload_size"]
+        if said["heartbeat_interval"]:
+            self._silence = SILENT * said["heartbeat_interval"] / 1000
             self._connection.set_deadline(self._silence)
+
+    def _encoded(self, name: str, fields: dict[str, Any], payload: bytes | None = None) -> bytes:
+        """Return a message that the other side takes.
+
+        One that it would not take ends the connection, and with it what others asked over it.
+        """
+        data = encode_checked(name, fields, payload)
+        if len(data) - (0 if payload is None else len(payload) + 1) > self._max_line:
+            raise Refused("POLICY_VIOLATION", "max message size exceeded")
+        if payload is not None and len(payload) > self._max_payload:
+            raise Refused("POLICY_VIOLATION", "payload too large")
+        return data
 
     def pause(self) -> None:
         """Read no more for now; that nothing comes means nothing then."""
@@ -110,8 +127,9 @@ class Dialogue:
     async def shake_hands(self, name: str, **fields: Any) -> Frame:
         """Ask what has no number: CONNECT, IDENTIFY, AUTH."""
         self._check()
+        data = self._encoded(name, fields)
         self._handshake = asyncio.get_running_loop().create_future()
-        self._connection.write(encode_frame(name, fields))
+        self._connection.write(data)
         return await self._handshake
 
     async def ask(self, name: str, payload: bytes | None = None, **fields: Any) -> Frame:
@@ -120,10 +138,11 @@ class Dialogue:
             await self._writable.wait()
             self._check()
             number = self._number()
+            data = self._encoded(name, {"id": number, **fields}, payload)
             future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
             self._waiting[number] = future
             try:
-                self._connection.write(encode_frame(name, {"id": number, **fields}, payload))
+                self._connection.write(data)
                 return await future
             finally:
                 self._waiting.pop(number, None)
@@ -142,19 +161,17 @@ class Dialogue:
         """Send broadcasts in one write and return their numbers."""
         taken = 0
         try:
-            for _ in payloads:
-                await self._slots.acquire()
-                taken += 1
+            async with self._run_turn:
+                for _ in payloads:
+                    await self._slots.acquire()
+                    taken += 1
             await self._writable.wait()
             self._check()
-            ids = [self._number() for _ in payloads]
+            ids, data = self._encoded_run(channel, payloads, qos)
             future: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
             self._runs[ids[-1]] = future, [], len(ids)
             self._run_of.update(dict.fromkeys(ids, ids[-1]))
-            self._connection.write_many([
-                encode_frame("BROADCAST", {"id": number, "channel": channel, "qos": qos}, payload)
-                for number, payload in zip(ids, payloads, strict=True)
-            ])  # fmt: skip
+            self._connection.write(data)
             try:
                 return await future
             finally:
@@ -164,6 +181,17 @@ class Dialogue:
         finally:
             for _ in range(taken):
                 self._slots.release()
+
+    def _encoded_run(self, channel: str, payloads: tuple[bytes, ...], qos: int) -> tuple[range, bytes]:
+        """Return the ids of broadcasts, in a row, and their bytes."""
+        if self._next_id + len(payloads) > 1 << 32:
+            self._next_id = 1
+        ids = range(self._next_id, self._next_id + len(payloads))
+        for payload in (min(payloads, key=len), max(payloads, key=len)):
+            self._encoded("BROADCAST", {"id": ids[-1], "channel": channel, "qos": qos}, payload)
+        head, tail = f" channel={channel} length=".encode(), f" qos={qos}\n".encode()
+        self._next_id = ids.stop if ids.stop < 1 << 32 else 1
+        return ids, kernel.channelwire.encode_broadcasts(ids.start, head, tail, payloads)
 
     def _number(self) -> int:
         number, self._next_id = self._next_id, self._next_id + 1

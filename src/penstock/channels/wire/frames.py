@@ -18,7 +18,7 @@ from penstock import kernel
 from penstock.channels.wire.catalogue import CATALOGUE, KINDS, LIMITS, REASONS, Field, Layout
 from penstock.errors import OptionsError
 
-__all__ = ["Frame", "BadLine", "decode_line", "encode_error", "encode_frame", "encode_value"]
+__all__ = ["Frame", "BadLine", "decode_line", "encode_checked", "encode_error", "encode_frame", "encode_value"]
 
 MALFORMED: Final = "malformed message"
 SPACES: Final = frozenset(" \t\v\f\r")
@@ -169,6 +169,26 @@ def encode_frame(name: str, fields: dict[str, Any], payload: bytes | None = None
             words.append(f"{label}={value}")
     head = " ".join(words).encode() + b"\n"
     return head if payload is None else head + payload + b"\n"
+
+
+def encode_checked(name: str, fields: dict[str, Any], payload: bytes | None = None) -> bytes:
+    r"""Return the bytes of one message; OptionsError if whoever reads them would understand anything else.
+
+    For values that a caller gives: a line end in one of them would be a message of its own.
+
+    >>> encode_checked("JOIN", {"id": 1, "channel": "!a@localhost", "on_behalf": "bob@localhost\nDELETE"})
+    Traceback (most recent call last):
+    penstock.errors.OptionsError: JOIN: on_behalf='bob@localhost\nDELETE' cannot be sent
+    """
+    try:
+        data = encode_frame(name, fields, payload)
+        found = decode_line(data[: data.index(b"\n")]).fields
+    except (BadLine, UnicodeError) as exc:
+        raise OptionsError(f"{name}: {exc}") from None
+    for label, value in fields.items():
+        if value is not None and found[label] != value:
+            raise OptionsError(f"{name}: {label}={value!r:.80} cannot be sent")
+    return data
 
 
 def encode_error(reason: str, detail: str | None = None, id: int | None = None) -> bytes:

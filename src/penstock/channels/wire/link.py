@@ -39,6 +39,8 @@ WHITE_SPACE: Final = " \t\n\v\f\r\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" +
 )
 """What the original takes off a name: White_Space as Unicode has it, which is less than Python's."""
 TOO_LARGE: Final = "response exceeded maximum message size"
+EXTENSION: Final = frozenset({"RESUME", "RESUME_ACK"})
+"""Messages that exist only for a client that asked for them in its CONNECT."""
 STAYS_OPEN: Final = RECOVERABLE | {"RESPONSE_TOO_LARGE", "USERNAME_IN_USE"}
 
 
@@ -136,6 +138,7 @@ class ClientLink:
         self._heartbeat = settings.keep_alive_interval
         self._state_deadline: float | None = now + settings.connect_timeout
         self._payload_deadline: float | None = None
+        self._unfinished: Frame | None = None
         self._active = False
         self._ping: int | None = None
         self._pong: int | None = None
@@ -148,10 +151,10 @@ class ClientLink:
         if self.state is LinkState.ENDED:
             return
         self._items.extend(self._cutter.feed(data))
-        if not self._cutter.wants_payload:
-            self._payload_deadline = None
-        elif self._payload_deadline is None:
-            self._payload_deadline = now + self._settings.payload_read_timeout
+        unfinished = self._cutter.unfinished
+        if unfinished is not self._unfinished:  # each payload has its own time, also when every read ends inside one
+            self._unfinished = unfinished
+            self._payload_deadline = None if unfinished is None else now + self._settings.payload_read_timeout
 
     def next_request(self, now: float, now_ms: int, is_connected: Callable[[Nid], bool]) -> Any:
         """Return the next thing to do for the client; None when there is nothing, or when a login has to end first."""
@@ -198,6 +201,9 @@ class ClientLink:
         return None
 
     def _request(self, item: Item, now: float, now_ms: int, is_connected: Callable[[Nid], bool]) -> Any:
+        if isinstance(item, Frame) and item.name in EXTENSION and not self.resumes:
+            self.fail("BAD_REQUEST", "unknown message")  # as to any client of the original
+            return None
         if self.state is LinkState.READY:
             if isinstance(item, Frame) and item.name == "PONG":
                 self._ponged(item.fields["id"], now)
@@ -232,7 +238,7 @@ class ClientLink:
         assert isinstance(item, Frame)
         if item.name == "CHANNELS":
             return ListChannels(item)
-        if item.name == "RESUME" and self.resumes:
+        if item.name == "RESUME":
             return Resume(item, channel_of(item.fields["channel"]))
         if item.name == "MOD_DIRECT" and self._takes_direct:
             if item.id is None:
@@ -298,13 +304,16 @@ class ClientLink:
         if self.state is LinkState.ENDED:
             return
         try:
-            data, count = encode_answer(frame, answer)
+            messages = encode_answer(frame, answer)
         except OptionsError:  # a name of another day that no line can carry
             self.fail("INTERNAL_SERVER_ERROR", None, frame.id)
             return
-        if count == 1 and data.find(b"\n", 0, self._settings.max_message_size) < 0:
-            data = encode_frame("ERROR", {"id": frame.id, "detail": TOO_LARGE, "reason": "RESPONSE_TOO_LARGE"})
-        self.send(data, count)
+        if not self._fits(messages[-1]):
+            messages[-1] = encode_frame("ERROR", {"id": frame.id, "detail": TOO_LARGE, "reason": "RESPONSE_TOO_LARGE"})
+        if all(map(self._fits, messages)):
+            self.send(b"".join(messages), len(messages))
+        else:
+            self.end("a message does not fit max_message_size")
 
     def run_answered(self, run: BroadcastRun, numbers: range) -> None:
         """Tell the client the numbers of a run: all acknowledgements in one write."""
@@ -333,7 +342,7 @@ class ClientLink:
             self.send(data)
 
     def _fits(self, data: bytes) -> bool:
-        return 0 <= data.find(b"\n") < self._settings.max_message_size
+        return data.find(b"\n", 0, self._settings.max_message_size) >= 0
 
     def fail(self, reason: str, detail: str | None = None, id: int | None = None) -> None:
         """Tell the client an error, and end unless it is one after which a connection stays."""

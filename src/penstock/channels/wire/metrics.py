@@ -56,7 +56,7 @@ class _Scrape:
         connection.set_deadline(5.0, absolute=True)
 
     def received(self, _: bytes) -> None:
-        body = render(REGISTRY.samples()).encode()
+        body = render(REGISTRY.samples(untouched=True)).encode()
         head = (
             "HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
             f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"

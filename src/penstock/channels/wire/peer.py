@@ -47,6 +47,7 @@ class Service(msgspec.Struct, kw_only=True):
     rejected: Metric | None = None
     accepted: Metric | None = None
     active: Metric | None = None
+    queue_full: Metric | None = None
     peers: set[Any] = msgspec.field(default_factory=set)
 
 
@@ -207,6 +208,8 @@ class PeerShell:
         if self._slow and link.ended is None:
             if link.waiting <= self._service.settings.outbound_message_queue_size:
                 return
+            if self._service.queue_full is not None:
+                self._service.queue_full.add()
             link.overflow()
         if link.has_output:
             self._connection.write_many(link.take_output())

@@ -153,7 +153,7 @@ class RemoteModulator:
             dialogue._connection.abort("given up")
             raise
         f = answer.fields
-        dialogue.set_limits(f["max_inflight_requests"])
+        dialogue.set_limits(f)
         if not self.operations:  # they are believed once: what a server offers does not change under its clients
             self.protocol = f["application_protocol"]
             self.limits = {name: f[name] for name in ("max_message_size", "max_payload_size")}
@@ -357,6 +357,7 @@ def direct_service(link: ModulatorLink, send: Callable[[list[str], bytes], int])
         rejected=counts.M2S_REJECTED,
         accepted=counts.M2S_ACCEPTED,
         active=counts.M2S_CONNECTIONS,
+        queue_full=counts.M2S_QUEUE_FULL,
     )
 
 

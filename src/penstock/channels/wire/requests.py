@@ -111,40 +111,43 @@ def command_of(frame: Frame, nid: Nid, now_ms: int, is_connected: Callable[[Nid]
     return None
 
 
-def encode_answer(frame: Frame, answer: Any) -> tuple[bytes, int]:
-    r"""Return the messages that answer a request, and how many they are.
+def encode_answer(frame: Frame, answer: Any) -> list[bytes]:
+    r"""Return the messages that answer a request; only a history has more than one.
 
     >>> encode_answer(Frame("BROADCAST", {"id": 9}), 7)
-    (b'BROADCAST_ACK id=9 seq=7\n', 1)
+    [b'BROADCAST_ACK id=9 seq=7\n']
     """
+    if frame.name == "HISTORY":
+        return _encode_history(frame, answer)
+    return [_encode_one(frame, answer)]
+
+
+def _encode_one(frame: Frame, answer: Any) -> bytes:
     f = frame.fields
     number, channel = f["id"], f.get("channel")
     match frame.name:
         case "BROADCAST":
-            return encode_frame("BROADCAST_ACK", {"id": number, "seq": answer}), 1
+            return encode_frame("BROADCAST_ACK", {"id": number, "seq": answer})
         case "JOIN":
-            return encode_frame("JOIN_ACK", {"id": number, "channel": channel, "last_seq": answer}), 1
+            return encode_frame("JOIN_ACK", {"id": number, "channel": channel, "last_seq": answer})
         case "POP":
-            return encode_frame("POP_ACK", {"id": number, "timestamp": answer.timestamp}, answer.payload), 1
-        case "HISTORY":
-            return _encode_history(frame, answer)
+            return encode_frame("POP_ACK", {"id": number, "timestamp": answer.timestamp}, answer.payload)
         case "CHAN_SEQ":
-            return encode_frame("CHAN_SEQ_ACK", {**f, "first_seq": answer[0], "last_seq": answer[1]}), 1
+            return encode_frame("CHAN_SEQ_ACK", {**f, "first_seq": answer[0], "last_seq": answer[1]})
         case "MEMBERS":
-            return encode_frame("MEMBERS_ACK", {"id": number, "channel": channel, **_page("members", answer)}), 1
+            return encode_frame("MEMBERS_ACK", {"id": number, "channel": channel, **_page("members", answer)})
         case "CHANNELS":
-            return encode_frame("CHANNELS_ACK", {"id": number, **_page("channels", answer)}), 1
+            return encode_frame("CHANNELS_ACK", {"id": number, **_page("channels", answer)})
         case "GET_CHAN_ACL":
-            return encode_frame(
-                "CHAN_ACL", {"id": number, "channel": channel, "type": f["type"], **_page("nids", answer)}
-            ), 1
+            fields = {"id": number, "channel": channel, "type": f["type"], **_page("nids", answer)}
+            return encode_frame("CHAN_ACL", fields)
         case "GET_CHAN_CONFIG":
             config, kind = answer
             fields = {name: getattr(config, name) for name in config.__struct_fields__}
-            return encode_frame("CHAN_CONFIG", {"id": number, "channel": channel, "type": kind.word, **fields}), 1
+            return encode_frame("CHAN_CONFIG", {"id": number, "channel": channel, "type": kind.word, **fields})
         case "GET_CHAN_LEN":
-            return encode_frame("CHAN_LEN", {"id": number, "channel": channel, "count": answer}), 1
-    return encode_frame(f"{frame.name}_ACK", {"id": number}), 1
+            return encode_frame("CHAN_LEN", {"id": number, "channel": channel, "count": answer})
+    return encode_frame(f"{frame.name}_ACK", {"id": number})
 
 
 def _page(name: str, page: c.Page) -> dict[str, Any]:
@@ -154,7 +157,7 @@ def _page(name: str, page: c.Page) -> dict[str, Any]:
     return fields
 
 
-def _encode_history(frame: Frame, entries: list[c.StoredMessage]) -> tuple[bytes, int]:
+def _encode_history(frame: Frame, entries: list[c.StoredMessage]) -> list[bytes]:
     f = frame.fields
     parts = [
         encode_frame(
@@ -171,7 +174,7 @@ def _encode_history(frame: Frame, entries: list[c.StoredMessage]) -> tuple[bytes
         for entry in entries
     ]
     parts.append(encode_frame("HISTORY_ACK", {**f, "count": len(entries)}))
-    return b"".join(parts), len(parts)
+    return parts
 
 
 def encode_event(event: c.Event, *, numbered: bool = False) -> bytes:
