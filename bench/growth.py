@@ -154,7 +154,8 @@ def channel_files(count: int) -> Times:
         with Writer.open(path, region_bytes=4096, roll_bytes=4096, keep_files=count) as writer:
             found["append and roll, keep_files"] = took(lambda: (writer.append(PAYLOAD), writer.roll()), 50)
         with XChannelLog(path) as log:
-            found["read one in the middle"] = took(lambda: log.read(log.first_position + (count // 2 << 40), 1), 9)
+            middle = log.first_position + (count // 2 << 40)
+            found["read one in the middle"] = took(lambda: log.read(middle, 1), 9)
             found["verify"] = took(lambda: list(log.verify()))
             found["read all"] = took(lambda: read_all(log))
         found["reader: open at the end"] = took(lambda: Reader.open(path, "latest").close(), 9)
