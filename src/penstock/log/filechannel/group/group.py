@@ -310,6 +310,7 @@ class Group(ClosingHandle):
         with contextlib.suppress(ReplacedError, OSError, Timeout):
             if give_back:
                 self._release(dict(self._out))
+            self._state.keep_seen()
         self._state.close("this part in the group is closed")
         self._chooser.close()
         waiting, self._waiting = self._waiting, None
