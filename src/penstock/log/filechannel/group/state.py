@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeVar
 
-from penstock.clock import Clock
+from penstock.clock import Clock, shown_ns
 from penstock.disk import Disk, Turns
 from penstock.errors import ClosedError, CorruptionError, ExpiredError, OptionsError, ReplacedError
 from penstock.log.filechannel.ack import SEEN_SECONDS
@@ -178,7 +178,7 @@ class GroupState:
             core.apply(event)
         boot = self._disk.boot_id()
         if snapshot.boot != boot:
-            core.start_again(self._clock.monotonic(), self._clock.now_ns())
+            core.start_again(self._clock.monotonic(), shown_ns(self._clock))
             self._cut_to_end(core)
             core.drain()
             self._journal.rewrite(core.snapshot(log_id, boot))
