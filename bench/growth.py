@@ -117,6 +117,27 @@ def queue_receivers(count: int) -> Times:
         return found
 
 
+def queue_groups(count: int) -> Times:
+    """A queue with that many groups that are away."""
+    options = ChannelOptions(sync="none", segment_bytes=180, compression="none")
+    with folder() as path, FileChannel.open(path, options) as channel:
+        channel.append(PAYLOAD)
+        for number in range(count):
+            group = channel.group(f"g{number}")
+            group.ack(group.take_many(1))
+            group.close()
+        channel.append(PAYLOAD)
+        found = {"send and roll, all behind": took(lambda: channel.append(PAYLOAD), 50)}
+        found["open a group, take, ack"] = took(lambda: _take(channel), 9)
+        return found
+
+
+def _take(channel: FileChannel) -> None:
+    group = channel.group("g0")
+    group.ack(group.take_many(1))
+    group.close()
+
+
 def log_segments(count: int) -> Times:
     """A message log of that many segments."""
     options = MessageLogOptions(sync="none", segment_bytes=200)
@@ -132,6 +153,9 @@ def log_segments(count: int) -> Times:
             found["read one in the middle"] = took(lambda: reader.read(count // 2, 1), 9)
             found["verify"] = took(lambda: list(reader.verify()))
             found["read all"] = took(lambda: read_all(reader))
+        kept = MessageLogOptions(sync="none", segment_bytes=200, max_messages=count)
+        with MessageLog.open(path, kept) as log:
+            found["append and roll, max_messages"] = took(lambda: log.append(PAYLOAD), 50)
         with MessageLog.open(path, options) as log:
             found["drop all"] = took(lambda: log.drop_before(1 << 60))
         return found
@@ -154,7 +178,8 @@ def channel_files(count: int) -> Times:
         with Writer.open(path, region_bytes=4096, roll_bytes=4096, keep_files=count) as writer:
             found["append and roll, keep_files"] = took(lambda: (writer.append(PAYLOAD), writer.roll()), 50)
         with XChannelLog(path) as log:
-            found["read one in the middle"] = took(lambda: log.read(log.first_position + (count // 2 << 40), 1), 9)
+            middle = log.first_position + (count // 2 << 40)
+            found["read one in the middle"] = took(lambda: log.read(middle, 1), 9)
             found["verify"] = took(lambda: list(log.verify()))
             found["read all"] = took(lambda: read_all(log))
         found["reader: open at the end"] = took(lambda: Reader.open(path, "latest").close(), 9)
@@ -281,6 +306,7 @@ def broker_topics(count: int) -> Times:
 CASES = {
     "queue, segments": queue_segments,
     "queue, receivers": queue_receivers,
+    "queue, groups": queue_groups,
     "message log, segments": log_segments,
     "channel, files": channel_files,
     "bucket, keys": bucket_keys,

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-__all__ = ["Clock", "SystemClock", "SYSTEM_CLOCK", "Moment", "elapsed_ns", "boot_number"]
+__all__ = ["Clock", "SystemClock", "SYSTEM_CLOCK", "shown_ns", "Moment", "elapsed_ns", "boot_number"]
 
 
 class Clock(Protocol):
@@ -43,6 +43,15 @@ class SystemClock:
 
 
 SYSTEM_CLOCK: Final = SystemClock()
+
+
+def shown_ns(clock: Clock) -> int:
+    """Return what a calendar says, within what 63 bits hold (1970 to 2262): for what is shown, whatever it is set to.
+
+    >>> shown_ns(SYSTEM_CLOCK) > 0
+    True
+    """
+    return min(max(0, clock.now_ns()), (1 << 63) - 1)
 
 
 class Moment(msgspec.Struct, frozen=True):

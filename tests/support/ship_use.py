@@ -37,10 +37,26 @@ def fill(format: str, writer: Any, start: int, count: int) -> list[bytes]:
     return payloads
 
 
-def read_all(log: Any, limit: int = 500) -> list[bytes]:
-    """Return every payload of a log."""
+class Since:
+    """Every payload of a log that grows: each round reads what came since the last whole look, each tenth all of it."""
+
+    def __init__(self) -> None:
+        self._found: list[bytes] = []
+        self._at: int | None = None
+
+    def read(self, log: Any, turn: int) -> list[bytes]:
+        """Return every payload."""
+        whole = self._at is None or turn % 10 == 0
+        found = read_all(log) if whole else [*self._found, *read_all(log, at=self._at)]
+        if whole:
+            self._found, self._at = found, log.next_position
+        return found
+
+
+def read_all(log: Any, limit: int = 500, at: int | None = None) -> list[bytes]:
+    """Return every payload of a log, or those from a position on."""
     found: list[bytes] = []
-    at = log.first_position
+    at = log.first_position if at is None else at
     while len(batch := log.read(at, limit)):
         found += [bytes(payload) for payload in batch.to_payloads()]
         at = batch.next_position

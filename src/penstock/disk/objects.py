@@ -80,6 +80,9 @@ def fetch_ranges(get: Callable[[int, int], Any], start: int, target: memoryview,
             raise OSError(errno.EIO, f"a range of {end - at} bytes came with {len(data)}")
         target[at:end] = data
 
+    if 0 < len(target) <= RANGE_BYTES:
+        one(0)  # nobody to wait for side by side
+        return
     for done in [pool.submit(one, at) for at in range(0, len(target), RANGE_BYTES)]:
         done.result()
 

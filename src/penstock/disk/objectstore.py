@@ -511,7 +511,7 @@ def _may_use_http(root: str, options: ObjectOptions) -> bool:
 def _is_private(host: str) -> bool:
     """Whether a host is this machine, or one of a network that is not public.
 
-    >>> [_is_private(host) for host in ("minio", "10.0.0.8", "::1", "8.8.8.8", "134744072", "0x8080808")]
+    >>> [_is_private(host) for host in ("minio", "10.0.0.8", "::1", "8.8.8.8", "134744072", "\uff18")]
     [True, True, True, False, False, False]
     """
     import ipaddress
@@ -524,8 +524,14 @@ def _is_private(host: str) -> bool:
         return address.is_private or address.is_loopback or address.is_link_local
     if host == "localhost" or host.endswith((".localhost", ".internal", ".local")):
         return True
-    # A number alone is an address as well: 134744072 is 8.8.8.8.
-    return bool(host) and "." not in host and ":" not in host and not re.fullmatch(r"0x[0-9a-f]*|[0-9]+", host)
+    # A number alone is an address as well: 134744072 is 8.8.8.8, in digits of any script.
+    return (
+        bool(host)
+        and host.isascii()
+        and "." not in host
+        and ":" not in host
+        and not re.fullmatch(r"0x[0-9a-f]*|[0-9]+", host)
+    )
 
 
 @functools.cache

@@ -7,6 +7,8 @@
     <prefix>dropped        of a log that is a row of files, a register: log id and where the newest file ended that
                            retention has taken: who had read so far has missed nothing
     <prefix>cursor-<name>  a register: log id and a consumer's position
+    <prefix>cursors        16 random bytes, others whenever a cursor may have come: who knows all names looks here
+                           instead of at the whole folder
 
 The prefix is ``penstock-`` inside a log that is a folder and ``<base>.penstock-`` beside one that is a
 file.  The original implementations ignore these names.  Everything works without sidecars, which is
@@ -30,6 +32,7 @@ the fingerprint of the last record before the position (fingerprint.py), zero wh
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import struct
 import sys
@@ -56,6 +59,7 @@ __all__ = ["Sidecar", "Identity", "Register", "decode_json", "sidecar_of", "iden
 MAGIC: Final = b"PNSTKRG1"
 SLOT: Final = struct.Struct("<8sQQ16s16s4xI")
 SECTOR: Final = 512
+STAMP_BYTES: Final = 16
 SHIP: Final = "ship-"
 CURSOR_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 LOG_ID: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
@@ -247,6 +251,8 @@ class Sidecar:
         self.rolls = Register(disk, prefix + "lock")
         self._dropped = Register(disk, prefix + "dropped")
         self._cursors: dict[str, Register] = {}
+        self._announced: set[str] = set()
+        self._names: tuple[bytes, list[str]] | None = None  # and what was in ``cursors`` before they were listed
 
     # --- Identity
 
@@ -364,6 +370,11 @@ class Sidecar:
     def write_cursor(self, name: str, position: int, *, sync: bool = True, seen: Fingerprint | None = None) -> None:
         """Move a cursor, after the work up to ``position`` is done; ``seen`` is the last record before it."""
         self._cursor(name).write(self._log_id(), position, sync=sync, seen=seen)
+        if name not in self._announced:  # behind the write: who looks in between looks again
+            path = self.prefix + "cursors"
+            with contextlib.closing(self._open_or_create(path)) as file:
+                file.write_at(0, os.urandom(STAMP_BYTES))
+            self._announced.add(name)
 
     def cursor_seen(self, name: str) -> Fingerprint | None:
         """Return the fingerprint that was given with the position of a cursor: check it before reading on."""
@@ -372,20 +383,49 @@ class Sidecar:
     def shipped_floor(self) -> int | None:
         """Return up to where retention may take a log that is being shipped; None for one that is not.
 
-        A log that is shipped has a cursor ``ship-…``; then every named cursor holds what is behind it.
+        A log that is shipped has a cursor ``ship-…``; then every named cursor holds what is behind it.  A roll asks
+        this, so the folder is listed only when a cursor has come or gone.
         """
-        if not any(name.startswith(SHIP) for name in self.cursor_names()):
+        stamp = self._stamp()
+        if self._names is None or self._names[0] != stamp or not self._all_there(self._names[1]):
+            self._names = stamp, self.cursor_names()
+        names = self._names[1]
+        if not any(name.startswith(SHIP) for name in names):
             return None
         try:
-            return min(self.cursors().values(), default=0)
+            found = [self.read_cursor(name) for name in names]
         except CorruptionError:
             return 0  # one that cannot be read holds everything
+        return min((position for position in found if position is not None), default=0)
+
+    def _stamp(self) -> bytes:
+        try:
+            with self._disk.open(self.prefix + "cursors") as file:
+                return file.read_at(0, STAMP_BYTES)
+        except FileNotFoundError:
+            return b""
+
+    def _all_there(self, names: list[str]) -> bool:
+        return all(self._disk.stat(f"{self.prefix}cursor-{name}") is not None for name in names)
+
+    def _open_or_create(self, path: str) -> File:
+        try:
+            return self._owned.modify(path)
+        except FileNotFoundError:
+            pass
+        except PermissionError:  # another user's; who may make a cursor here may make this anew
+            self._owned.remove(path)
+        try:
+            return self._owned.create(path)
+        except FileExistsError:  # another process was first
+            return self._owned.modify(path)
 
     def remove_cursor(self, name: str) -> None:
         """Forget a cursor."""
         register = self._cursor(name)
         register.close()
         del self._cursors[name]
+        self._announced.discard(name)
         with contextlib.suppress(FileNotFoundError):
             self._owned.remove(register.path)
 

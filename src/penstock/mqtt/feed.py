@@ -156,6 +156,7 @@ class Feed:
         self._error: BaseException | None = None
         self._reader: LogReader | None = None
         self._sidecar: Sidecar | None = None
+        self._seen: Fingerprint | None = None
         self._envelopes = False
         self._carried: dict[bytes, Carried] = {}
 
@@ -318,7 +319,7 @@ class Feed:
         if messages:
             for reason, count in (await self._taker.take(messages)).items():
                 self._pass(reason, count)
-        await in_disk_thread(self._move, batch.next_position, fingerprint_of(batch))
+        await in_disk_thread(self._move, batch)
         count = sum(len(each.payloads) for each in messages)
         self.published += count
         _published.add(count, feed=self.name)
@@ -342,8 +343,9 @@ class Feed:
                 except ExpiredError:
                     pass
                 except ReplacedError as exc:
-                    _log.warning("%s: %s; it begins again", self.name, exc)
-                    position = None
+                    anew = f"to begin anew, remove {sidecar.prefix}cursor-{spec.cursor}"
+                    raise ReplacedError(spec.log, f"{exc.reason}; {anew}") from None
+            self._seen = None if position is None else seen
             if position is None:
                 position = reader.first_position if spec.start == "earliest" else reader.next_position
                 sidecar.write_cursor(spec.cursor, position)
@@ -356,10 +358,16 @@ class Feed:
             raise OptionsError(f"{spec.log}: its records have no keys, so topic={spec.topic!r} names none")
         self._reader, self._sidecar, self.position = reader, sidecar, position
 
-    def _move(self, position: int, seen: Fingerprint | None) -> None:
+    def _move(self, batch: Batch) -> None:
+        """Move the cursor behind a batch, with the last record of it as a witness that no power cut takes back."""
         assert self._sidecar is not None
-        self._sidecar.write_cursor(self.spec.cursor, position, sync=False, seen=seen)
-        self.position = position
+        assert self._reader is not None
+        durable = self._reader.durable_position
+        kept = len(batch) if durable is None else int(batch.positions.searchsorted(durable))
+        if kept:
+            self._seen = fingerprint_of(batch, kept - 1)
+        self._sidecar.write_cursor(self.spec.cursor, batch.next_position, sync=False, seen=self._seen)
+        self.position = batch.next_position
 
     def messages(self, batch: Batch) -> list[TopicMessages]:
         """Return the messages of records, those of a topic in a row together."""

@@ -106,13 +106,12 @@ class TieredLog(ClosingHandle):
     def read(self, position: int, limit: int = DEFAULT_LIMIT) -> Batch:
         """Return records from ``position`` on, from here if it is here."""
         for _ in range(2):
-            first = self._local.first_position
             if self._local.keeps(position):
                 try:
                     return self._local.read(position, limit)
                 except ExpiredError:
                     pass  # retention took it just now
-                first = self._local.first_position
+            first = self._local.first_position
             if position < self._shipped.next_position:
                 batch = self._shipped.read(position, limit)
                 if len(batch):

@@ -1,6 +1,7 @@
 """A shipper killed with -9 between any two steps, on a real S3 server: nothing is lost, repeated or deleted early.
 
-The long form goes through every fail point of every format, again and again.
+The long form goes through every fail point of every format, again and again.  Each round reads what came in the last
+ten, every tenth and the end all of it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import uuid
 from pathlib import Path
 
 import pytest
-from ship_use import FORMATS, fill, open_writer, read_all
+from ship_use import FORMATS, Since, fill, open_writer, read_all
 
 from penstock.disk import ObjectOptions, object_store_for
 from penstock.ship.remote import ShippedLog
@@ -42,6 +43,7 @@ def test_no_kill_of_a_shipper_loses_repeats_or_deletes_early(
     start = FORMATS.index(format) * 3
     points = itertools.cycle(POINTS[start:] + POINTS[:start])
     wanted: list[bytes] = []
+    since = Since()
     killed = 0
     with open_writer(format, tmp_path / "log") as writer:
         for number in range(rounds):
@@ -59,7 +61,7 @@ def test_no_kill_of_a_shipper_loses_repeats_or_deletes_early(
             killed += done.returncode != 0
             if read_head_exists(url, s3):
                 with TieredLog(tmp_path / "log", f"{url}/log") as log:
-                    assert read_all(log) == wanted, point
+                    assert since.read(log, number) == wanted, point
         subprocess.run(command, env=environment, timeout=240, check=True, capture_output=True)
     assert killed
     with ShippedLog(f"{url}/log", object_store_for(url, ObjectOptions(config=s3.options()))) as log:

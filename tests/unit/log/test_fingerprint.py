@@ -12,6 +12,7 @@ import pytest
 from penstock.disk import MemoryDisk, PosixDisk
 from penstock.errors import OptionsError, ReplacedError
 from penstock.log.detect import FORMATS, open_log, open_writer
+from penstock.log.face import OnDamage
 from penstock.log.filechannel import FileChannel
 from penstock.log.fingerprint import Fingerprint, check_fingerprint, fingerprint_of
 from penstock.log.sidecar import Register, Sidecar
@@ -79,16 +80,19 @@ def test_a_backup_that_came_back_is_noticed(log_path: tuple[str, str]) -> None:
         check(log_path, seen)
 
 
-@pytest.mark.parametrize("width", [40, 56, 33])
-def test_a_backup_that_came_back_and_went_on_is_noticed(log_path: tuple[str, str], width: int) -> None:
+@pytest.mark.parametrize("width", [40, 56, 33, 300])
+@pytest.mark.parametrize("on_damage", ["raise", "skip"])
+def test_a_backup_that_came_back_and_went_on_is_noticed(
+    log_path: tuple[str, str], width: int, on_damage: OnDamage
+) -> None:
     fill(log_path, range(50))
     kept = backup(log_path)
     fill(log_path, range(50, 100))
     seen = last_seen(log_path)
     restore(log_path, kept)
     fill(log_path, range(1000, 1100), width)
-    with pytest.raises(ReplacedError, match="read"):
-        check(log_path, seen)
+    with open_log(log_path[0], on_damage=on_damage) as reader, pytest.raises(ReplacedError, match="read"):
+        check_fingerprint(reader, seen)
 
 
 def test_a_record_that_retention_took_says_nothing(tmp_path: Path) -> None:
@@ -136,7 +140,7 @@ def other_log(log: tuple[str, str], kept: Path, width: int) -> None:
             shutil.copy2(file, target)
 
 
-@pytest.mark.parametrize("width", [40, 48, 7])
+@pytest.mark.parametrize("width", [40, 48, 7, 51, 300])
 def test_a_named_receiver_of_a_queue_whose_backup_came_back_is_told(tmp_path: Path, width: int) -> None:
     log = str(tmp_path / "here" / "jobs"), "filechannel"
     fill(log, range(50))
@@ -146,7 +150,7 @@ def test_a_named_receiver_of_a_queue_whose_backup_came_back_is_told(tmp_path: Pa
         receiver = queue.ack_rx("billing")
         assert len(receiver.recv_many()) == 100
         receiver.ack(3)
-        receiver.ack(90)  # in the same moment: closing writes what it was
+        receiver.ack(91)  # in the same moment: closing writes what it was
         receiver.close()
         queue.ack_rx("billing").close()  # opening and closing again forgets nothing
     other_log(log, kept, width)
@@ -202,3 +206,47 @@ def test_a_receiver_that_acknowledges_one_by_one_keeps_a_fingerprint(tmp_path: P
         receiver.seek("earliest")
         assert register.seen() is None
         receiver.close()
+
+
+@pytest.mark.parametrize("width", [40, 48, 7, 300])
+@pytest.mark.parametrize("rest", [0, 5])
+def test_a_group_of_a_queue_whose_backup_came_back_is_told(tmp_path: Path, width: int, rest: int) -> None:
+    log = str(tmp_path / "here" / "jobs"), "filechannel"
+    fill(log, range(50))
+    kept = backup(log)
+    fill(log, range(50, 100))
+    with FileChannel.open(log[0]) as queue:
+        group = queue.group("workers")
+        jobs = group.take_many(100)
+        for job in list(jobs)[: 100 - rest]:
+            group.ack([job])
+    with FileChannel.open(log[0]) as queue:  # nothing was replaced yet
+        assert len(queue.group("workers").take_many(100)) == rest
+    other_log(log, kept, width)
+    with FileChannel.open(log[0]) as queue:
+        with pytest.raises(ReplacedError, match="group 'workers' has finished; forget the group to begin anew"):
+            queue.group("workers")
+        with FileChannel.attach(log[0]) as beside, pytest.raises(ReplacedError, match="workers"):
+            beside.group("workers")
+        queue.forget_group("workers")
+        assert len(queue.group("workers").take_many(200)) == 150
+
+
+def test_workers_of_a_group_in_turns_keep_the_newest_fingerprint(tmp_path: Path) -> None:
+    path = str(tmp_path / "jobs")
+    with FileChannel.open(path) as queue, FileChannel.attach(path) as beside:
+        queue.append_many([b"%d" % number for number in range(30)])
+        here, there = queue.group("workers"), beside.group("workers")
+        for _ in range(5):
+            for group in (here, there):
+                group.ack(group.take_many(2))
+        late = here.take_many(1)
+        there.ack(there.take_many(5))
+        there.close()
+        register = Register(PosixDisk(), path + "/penstock-cursor-group.workers")
+        with open_log(path) as log:
+            twentieth, last = (fingerprint_of(log.read(0, count)) for count in (20, 26))
+            assert register.seen() == twentieth  # the next one is not finished
+            here.ack(late)
+            here.close()
+            assert register.seen() in (last, fingerprint_of(log.read(0, 21)))

@@ -233,3 +233,45 @@ def test_a_damaged_register_is_refused_or_has_a_position_that_was_written() -> N
     disk.create("r").write_at(0, b"x" * 1024)
     with pytest.raises(CorruptionError, match="r at byte 0"):
         Register(disk, "r").read()
+
+
+class ListingDisk(MemoryDisk):
+    """A disk that counts how often a folder was listed."""
+
+    listings = 0
+
+    def list(self, folder: str) -> list[str]:
+        self.listings += 1
+        return super().list(folder)
+
+
+def test_the_floor_of_retention_is_known_without_a_look_at_the_folder_until_a_cursor_comes_or_goes() -> None:
+    disk = ListingDisk()
+    writer, shipper, reader = (Sidecar(disk, "ticks.penstock-") for _ in range(3))
+
+    def floor() -> tuple[int | None, bool]:
+        before = disk.listings
+        return writer.shipped_floor(), disk.listings > before
+
+    assert [floor(), floor()] == [(None, True), (None, False)]
+    shipper.write_cursor("ship-there", 300)
+    assert [floor(), floor()] == [(300, True), (300, False)]
+    shipper.write_cursor("ship-there", 400)
+    assert floor() == (400, False)
+    reader.write_cursor("billing", 200)
+    assert [floor(), floor()] == [(200, True), (200, False)]
+    reader.remove_cursor("billing")
+    assert floor() == (400, True)
+    reader.write_cursor("billing", 250)
+    assert floor() == (250, True)
+    shipper.remove_cursor("ship-there")
+    assert [floor(), floor()] == [(None, True), (None, False)]
+
+
+def test_a_cursor_that_was_made_by_a_process_that_died_is_seen_after_the_next_write() -> None:
+    disk = MemoryDisk()
+    writer, shipper = Sidecar(disk, "ticks.penstock-"), Sidecar(disk, "ticks.penstock-")
+    assert writer.shipped_floor() is None
+    Register(disk, "ticks.penstock-cursor-ship-there").write(bytes(16), 100)  # and nobody was told
+    shipper.write_cursor("ship-there", 200)
+    assert writer.shipped_floor() == 200

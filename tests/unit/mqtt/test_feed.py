@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.errors import OptionsError
+from penstock.disk import disk_for
+from penstock.errors import OptionsError, ReplacedError
+from penstock.lifecycle import State
 from penstock.log import open_log
 from penstock.log.detect import open_writer
 from penstock.log.envelope import Envelope, encode_envelope
 from penstock.log.sidecar import sidecar_of
+from penstock.log.xchannel import Writer, WriterOptions
 from penstock.mqtt import Client, Feed, FeedSpec, MqttServer, RemoteSpec, ServerOptions, TapSpec
 from penstock.mqtt.packets import Properties
 from penstock.types import Op
@@ -38,8 +42,6 @@ def write(path: str, *envelopes: Envelope, format: str = "xchannel") -> None:
 
 
 def cursor(path: str, name: str = "mqtt-feed") -> int | None:
-    from penstock.disk import disk_for
-
     return sidecar_of(disk_for(path), path).read_cursor(name)
 
 
@@ -83,6 +85,56 @@ async def test_a_feed_goes_on_where_its_cursor_is(tmp_path: Path) -> None:
             await feed.stop()
             if expected != [b"3"]:
                 write(path, Envelope(b"a", b"3"))
+
+
+@pytest.mark.parametrize("format", ["xchannel", "filechannel", "messagelog"])
+async def test_a_feed_whose_log_came_back_from_a_backup_says_so_and_publishes_nothing(
+    tmp_path: Path, format: str
+) -> None:
+    here, kept, path = tmp_path / "here", tmp_path / "kept", f"{tmp_path}/here/log"
+    here.mkdir()
+    write(path, *(Envelope(b"a", b"%d" % number) for number in range(5)), format=format)
+    shutil.copytree(here, kept)
+    write(path, *(Envelope(b"a", b"%d" % number) for number in range(5, 10)), format=format)
+    async with server() as made, Client(made.addresses["mqtt"]) as client:
+        await client.subscribe("#", qos=1)
+        feed = Feed(FeedSpec(log=path), broker=made.broker)
+        await feed.start()
+        assert len(await some(client, 10)) == 10
+        await feed.caught_up()
+        await feed.stop()
+        write(f"{kept}/log", *(Envelope(b"a", b"other %d" % number) for number in range(9)), format=format)
+        for file in kept.rglob("*"):
+            if file.is_file():
+                shutil.copy2(file, here / file.relative_to(kept))
+        feed = Feed(FeedSpec(log=path), broker=made.broker)
+        with pytest.raises(ReplacedError, match=r"to begin anew, remove .*cursor-mqtt-feed"):
+            await feed.step()
+        await feed.start()
+        await feed.ready()
+        assert feed.health().state is State.DEGRADED
+        assert feed.published == 0
+        next(here.rglob("*cursor-mqtt-feed")).unlink()
+        found = [payload for _, payload, _ in await some(client, 14)]
+        assert found == [b"%d" % n for n in range(5)] + [b"other %d" % n for n in range(9)]
+        await feed.stop()
+
+
+async def test_a_feed_remembers_only_what_no_power_cut_takes_back(tmp_path: Path) -> None:
+    path = f"{tmp_path}/log"
+    options = WriterOptions(content="envelope/1", sync="interval", sync_seconds=3600)
+    async with server() as made:
+        with Writer.open(path, options) as writer:
+            first, second = (encode_envelope(Envelope(b"a", payload)) for payload in (b"1", b"2"))
+            position = writer.append(first)
+            writer.sync()
+            writer.append(second)
+            feed = Feed(FeedSpec(log=path), broker=made.broker)
+            while await feed.step():
+                pass
+            seen = sidecar_of(disk_for(path), path).cursor_seen("mqtt-feed")
+            assert (feed.published, seen is not None and seen.position) == (2, position)
+            await feed.stop()
 
 
 async def test_a_tapped_message_comes_out_of_a_feed_as_it_went_in(tmp_path: Path) -> None:

@@ -11,12 +11,13 @@ from typing import Final
 
 from penstock.batch import Batch
 from penstock.disk import Lock, in_disk_thread
-from penstock.errors import CorruptionError, ExpiredError, OptionsError, PenstockError
+from penstock.errors import OptionsError, PenstockError
 from penstock.log.face import OnDamage
 from penstock.log.filechannel.ends import QueueEnd
 from penstock.log.filechannel.receiver import OnClose, Receiver, resolve
+from penstock.log.filechannel.seen import fingerprint_at
 from penstock.log.filechannel.segments import Walk
-from penstock.log.fingerprint import Fingerprint, fingerprint_of
+from penstock.log.fingerprint import Fingerprint
 from penstock.log.options import Start
 from penstock.log.sidecar import Register
 
@@ -238,14 +239,8 @@ class AckReceiver(Receiver):
         if not at_once and now - self._seen_at < SEEN_SECONDS:
             return
         self._seen_at = now
-        walk = Walk(self._end.folder)
-        try:
-            found = fingerprint_of(walk.read(position, 1, self._end.visible), 0)
-        except (CorruptionError, ExpiredError):
-            return  # it was stepped over
-        finally:
-            walk.close()
-        if found is not None and found.position == position:
+        found = fingerprint_at(self._end, position)
+        if found is not None:
             self._set_seen(found)
 
     def _set_seen(self, seen: Fingerprint | None) -> None:

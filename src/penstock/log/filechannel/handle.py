@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.disk import ClosingHandle, Disk, Lock
-from penstock.errors import ClosedError, CorruptionError, ExpiredError, LockedError, OptionsError, ReplacedError
+from penstock.errors import ClosedError, CorruptionError, ExpiredError, LockedError, OptionsError
 from penstock.log.face import OnDamage
 from penstock.log.filechannel.ack import AckReceiver, Bury
 from penstock.log.filechannel.ends import QueueEnd
@@ -20,9 +20,10 @@ from penstock.log.filechannel.group.options import check_group_name
 from penstock.log.filechannel.group.state import HOLD, remove_group
 from penstock.log.filechannel.group.stats import group_names
 from penstock.log.filechannel.options import ChannelOptions
-from penstock.log.filechannel.receiver import Receiver, aligned, begins_or_damaged, resolve
-from penstock.log.filechannel.segments import Folder, Walk
-from penstock.log.fingerprint import Fingerprint, fingerprint_of
+from penstock.log.filechannel.receiver import Receiver, aligned, resolve
+from penstock.log.filechannel.seen import check_seen
+from penstock.log.filechannel.segments import Folder
+from penstock.log.fingerprint import Fingerprint
 from penstock.log.options import Start
 from penstock.log.sidecar import Register, Sidecar
 from penstock.options import options_from, shows_options
@@ -202,30 +203,8 @@ class QueueHandle(ClosingHandle):
 
     def _check_seen(self, name: str) -> Fingerprint | None:
         """Return the fingerprint of the last message a receiver acknowledged; ReplacedError if that is another now."""
-        seen = self._sidecar.cursor_seen(name)
-        if seen is None or seen.position < self.folder.first_position():
-            return None
-        end = self._end.end()
-        if seen.position >= end:
-            if not self._sidecar.kept_power():
-                return None  # a power cut took it
-            reason = f"it ends at {end}, before the message at {seen.position} that receiver {name!r} has acknowledged"
-            raise ReplacedError(self.path, f"{reason}; forget the receiver to begin anew")
-        walk = Walk(self.folder)
-        try:
-            found = fingerprint_of(walk.read(seen.position, 1, self._end.visible), 0)
-        except ExpiredError:
-            return None
-        except CorruptionError:
-            if begins_or_damaged(self.folder, seen.position, self._end.visible):
-                return None  # it was damaged since: whoever reads there says so
-            found = None
-        finally:
-            walk.close()
-        if found != seen:
-            reason = f"the message at {seen.position} is not the one that receiver {name!r} has acknowledged"
-            raise ReplacedError(self.path, f"{reason}; forget the receiver to begin anew")
-        return seen
+        whose, anew = f"receiver {name!r} has acknowledged", "forget the receiver to begin anew"
+        return check_seen(self._end, self._sidecar, name, whose, anew)
 
     def _resume(self, name: str, position: int) -> int:
         """Return where a named receiver goes on: at its cursor, or safely before it."""

@@ -382,9 +382,11 @@ def _walks_to(folder: Folder, position: int, bound: int | None) -> bool:
     walk = Walk(folder)
     try:
         while at < position:
-            batch = walk.read(at, DEFAULT_LIMIT, position if bound is None else min(bound, position))
+            batch = walk.read(at, DEFAULT_LIMIT, bound)
             if not len(batch):
                 return False
+            if batch.next_position > position:  # it begins one of these, or lies in the middle of one
+                return position in batch.positions
             at = batch.next_position
     finally:
         walk.close()

@@ -6,6 +6,8 @@ Walk     goes over the frames of a channel, from segment to segment
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import time
 from typing import Any, Final
 
@@ -30,6 +32,7 @@ from penstock.types import Problem
 
 __all__ = ["Folder", "Walk", "Files"]
 
+SEGMENT: Final = "segment."
 SPAN_BYTES: Final = 1 << 30  # a batch stays within what Arrow can address
 SECOND_LOOK_SECONDS: Final = 0.001
 LARGEST_UNPACKED: Final = 256 << 20
@@ -66,7 +69,9 @@ class Folder:
             names = self.disk.list(self.path)
         except FileNotFoundError:
             raise ReplacedError(self.path, "its folder is gone") from None
-        for name in names:
+        for name in itertools.islice(names, bisect.bisect_left(names, SEGMENT), None):  # cursors may be thousands
+            if not name.startswith(SEGMENT):
+                break
             parsed = segment_index(name)
             if parsed is None:
                 continue

@@ -28,7 +28,16 @@ from penstock.log.xchannel.format import (
     position_of,
 )
 
-__all__ = ["ChannelFile", "discover", "page_size", "problem_at", "sidecar_prefix", "window_bytes", "written_behind"]
+__all__ = [
+    "ChannelFile",
+    "discover",
+    "is_there",
+    "page_size",
+    "problem_at",
+    "sidecar_prefix",
+    "window_bytes",
+    "written_behind",
+]
 
 WINDOW_BYTES: Final = 64 << 20
 """How much of a file is mapped at a time: what bounds the memory of a reader or writer."""
@@ -84,6 +93,12 @@ def _look(disk: ReadDisk, base: str, name: str) -> tuple[list[int], bool]:
         elif not stat.is_folder:
             found.append(sequence)
     return found, vanished
+
+
+def is_there(disk: ReadDisk, base: str, sequence: int) -> bool:
+    """Whether a file of the channel is there, without a look at all the others."""
+    found = disk.stat(file_path(base, sequence))
+    return found is not None and not found.is_folder
 
 
 def window_bytes(region_bytes: int) -> int:

@@ -29,7 +29,15 @@ from penstock.log.face import OnDamage
 from penstock.log.options import DEFAULT_LIMIT
 from penstock.log.sidecar import Sidecar
 from penstock.log.xchannel.arrival import ChannelWait
-from penstock.log.xchannel.files import LOOKS, ChannelFile, discover, problem_at, sidecar_prefix, written_behind
+from penstock.log.xchannel.files import (
+    LOOKS,
+    ChannelFile,
+    discover,
+    is_there,
+    problem_at,
+    sidecar_prefix,
+    written_behind,
+)
 from penstock.log.xchannel.format import (
     FIRST_SLOT,
     SLOT_BYTES,
@@ -183,6 +191,9 @@ class XChannelLog(Handle):
 
     def keeps(self, position: int) -> bool:
         """Whether nothing at or behind ``position`` was removed."""
+        sequence, offset = split_position(position)
+        if offset >= FIRST_SLOT and is_there(self._disk, self.path, sequence):
+            return True  # the oldest file goes first
         first = self.first_position
         return position >= first or was_at_end(self._sidecar, position, first)
 

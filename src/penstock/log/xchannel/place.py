@@ -22,7 +22,7 @@ from penstock.errors import (
 )
 from penstock.kernel import Cursor
 from penstock.log.sidecar import Sidecar
-from penstock.log.xchannel.files import ChannelFile, discover, problem_at, sidecar_prefix, written_behind
+from penstock.log.xchannel.files import ChannelFile, discover, is_there, problem_at, sidecar_prefix, written_behind
 from penstock.log.xchannel.format import FIRST_SLOT, RecordStop, file_path, position_of, split_position
 
 __all__ = ["Place", "was_at_end"]
@@ -109,16 +109,10 @@ class Place:
 
     def go_to(self, position: int) -> None:
         """Stand on the record at ``position``."""
-        sequences = self._sequences()
-        first = position_of(sequences[0], FIRST_SLOT)
-        if was_at_end(self.sidecar, position, first):
-            position = first
+        if not is_there(self.disk, self.path, split_position(position)[0]):
+            position = self._replace_removed(position)
         sequence, offset = split_position(position)
         offset = max(offset, FIRST_SLOT)
-        if sequence < sequences[0]:
-            raise ExpiredError(self.path, position, first)
-        if sequence not in sequences:
-            raise OptionsError(f"{self.path}: position {position} is past the end of the channel")
         try:
             file = ChannelFile.open(self.disk, self.path, sequence)
         except FileNotFoundError:  # retention took it since
@@ -130,6 +124,19 @@ class Place:
         except BaseException:
             file.close()
             raise
+
+    def _replace_removed(self, position: int) -> int:
+        """Return where one goes on whose file was removed after all of it was read; an error for anyone else."""
+        sequences = self._sequences()
+        first = position_of(sequences[0], FIRST_SLOT)
+        if was_at_end(self.sidecar, position, first):
+            return first
+        sequence, _ = split_position(position)
+        if sequence < sequences[0]:
+            raise ExpiredError(self.path, position, first)
+        if sequence not in sequences:
+            raise OptionsError(f"{self.path}: position {position} is past the end of the channel")
+        return position
 
     def enter(self, file: ChannelFile, offset: int) -> None:
         """Stand on ``offset`` of ``file``; nothing changes if that fails."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+from collections import deque
 
 from penstock.disk import Disk, ReadFile, disk_for
 from penstock.disk.posix import folder_of
@@ -25,7 +26,7 @@ class FileRetention:
 
     def __init__(self, disk: Disk, base: str, keep: int, sequences: list[int]) -> None:
         self._disk, self._base, self._keep = disk, base, keep
-        self._sequences = sequences
+        self._sequences = deque(sequences)
         self._sidecar = Sidecar(disk, sidecar_prefix(base))
         self._ends: dict[int, int] = {}
 
@@ -42,11 +43,12 @@ class FileRetention:
         newest = sequence - self._keep if self._keep else -1
         if self._sequences[0] <= newest and (held := self._sidecar.shipped_floor()) is not None:
             newest = min(newest, split_position(held)[0] - 1)  # what is not shipped yet stays
-        if self._sequences[0] <= newest:
-            last = max(number for number in self._sequences if number <= newest)
-            note_end(self._disk, self._base, last, self._sidecar, self._ends.get(last))
+        old = []
         while self._sequences[0] <= newest:
-            number = self._sequences.pop(0)
+            old.append(self._sequences.popleft())
+        if old:
+            note_end(self._disk, self._base, old[-1], self._sidecar, self._ends.get(old[-1]))
+        for number in old:
             self._ends.pop(number, None)
             path = file_path(self._base, number)
             try:

@@ -7,7 +7,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from xchannels import put
+from xchannels import CountingDisk, put
 
 from penstock.disk import PosixDisk
 from penstock.errors import CorruptionError, ExpiredError, OptionsError, UnsupportedError
@@ -172,3 +172,21 @@ def test_the_end_is_known_to_one_who_stands_on_the_first_file(tmp_path: Path) ->
         writer.append(b"y")
         assert (log.first_position, log.next_position) == (80, writer.next_position)
         assert log.next_position == (7 << 40) + 104
+
+
+def test_a_read_asks_the_disk_as_often_however_many_files_there_are(tmp_path: Path) -> None:
+    path, asked, rolled = tmp_path / "chan", [], 0
+    with Writer.open(path, region_bytes=4096) as writer:
+        for files in (5, 60):
+            while rolled < files:
+                writer.append(b"one")
+                writer.roll()
+                rolled += 1
+            disk = CountingDisk()
+            with XChannelLog(path, disk) as log:
+                log.read(log.first_position, 1)
+                disk.calls = 0
+                for sequence in (0, 3, 1, files - 2, 2, 2):
+                    assert log.read(log.origin + (sequence << 40), 1).to_payloads() == [b"one"]
+                asked.append(disk.calls)
+    assert asked[0] == asked[1]

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from xchannels import CountingDisk
 
 from penstock.disk import PosixDisk
 from penstock.errors import LockedError
+from penstock.log.sidecar import Sidecar
 from penstock.log.xchannel import Reader, Writer, cleanup
 from penstock.testing.faulty import FaultyDisk
 
@@ -45,6 +47,26 @@ def test_what_an_earlier_writer_kept_goes_with_the_next_roll(tmp_path: Path) -> 
         assert names(tmp_path) == ["chan", "chan.1", "chan.3", "chan.4", "chan.5", "chan.6"]
         writer.roll()
         assert names(tmp_path) == ["chan.5", "chan.6", "chan.7"]
+
+
+@pytest.mark.parametrize("shipped", [False, True])
+def test_a_roll_asks_the_disk_as_often_however_many_files_are_kept(tmp_path: Path, shipped: bool) -> None:
+    asked = []
+    for files in (4, 60):
+        path, disk = tmp_path / f"chan{files}", CountingDisk()
+        with Writer.open(path, region_bytes=4096, roll_bytes=4096, keep_files=files, disk=disk) as writer:
+            if shipped:
+                Sidecar(PosixDisk(), f"{path}.penstock-").write_cursor("ship-there", 1 << 60)
+            for _ in range(files + 3):
+                writer.append(b"one")
+                writer.roll()
+            disk.calls = 0
+            for _ in range(3):
+                writer.append(b"one")
+                writer.roll()
+            asked.append(disk.calls)
+        assert len(list(tmp_path.glob(f"chan{files}.[0-9]*"))) == files
+    assert asked[0] == asked[1]
 
 
 def test_a_file_that_was_adopted_is_kept_and_removed_like_any_other(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ from penstock.log.filechannel.group.format import (
 __all__ = ["GroupCore", "LEASE_ENDED"]
 
 LEASE_ENDED = "its lease ended"
+OLD_ITEMS = 256
 
 
 class GroupCore:
@@ -238,6 +239,7 @@ class GroupCore:
                 for position in [position for position in self.entries if position >= event.next]:
                     self._remove(position)
                 self.next = event.next
+        self._prune()
 
     def _do(self, event: Event) -> None:
         self.apply(event)
@@ -281,6 +283,19 @@ class GroupCore:
                 heapq.heappush(self._leases, (entry.until, position))
             else:
                 self._put_aside(entry)
+
+    def _prune(self) -> None:
+        """Drop the old items of a heap once most of its items are old: an hour's lease must not keep an hour's work."""
+        most, entries = 2 * len(self.entries) + OLD_ITEMS, self.entries
+        if len(self._order) > most:
+            self._order = sorted(entries)
+        if len(self._ready) > most:
+            self._ready = [p for p in sorted(set(self._ready)) if p in entries and not entries[p].leased]
+        if len(self._leases) > most:
+            self._leases = sorted((entry.until, p) for p, entry in entries.items() if entry.leased)
+        if len(self._later) > most:
+            waiting = ((entry.until, p) for p, entry in entries.items() if entry.until and not entry.leased)
+            self._later = sorted(waiting)
 
     def _add(self, entry: Unfinished) -> None:
         self.entries[entry.position] = entry

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 
-from penstock.clock import SYSTEM_CLOCK, Clock
+from penstock.clock import SYSTEM_CLOCK, Clock, shown_ns
 from penstock.disk import ClosingHandle, Disk, FolderWait, LoopWait, disk_executor, in_disk_thread
 from penstock.errors import ClosedError, LeaseLost, OptionsError, ReplacedError, Timeout
 from penstock.log.filechannel.ends import QUEUE_LOOK_SECONDS, QueueEnd
@@ -160,7 +160,7 @@ class Group(ClosingHandle):
         jobs = [job for job in jobs if not job.settled]
 
         def decide(core: GroupCore, _: dict[int, int]) -> list[int]:
-            now, now_ns, lost = self._clock.monotonic(), self._clock.now_ns(), []
+            now, now_ns, lost = self._clock.monotonic(), shown_ns(self._clock), []
             spent = [job for job in jobs if self.options.is_spent(job.tries) and _holds(core, job)]
             self._bury([(job.position, job.tries, job.payload, reason) for job in spent])
             core.bury([job.position for job in spent])
@@ -285,7 +285,7 @@ class Group(ClosingHandle):
     def _bury(self, spent: Sequence[Spent]) -> None:
         if not spent:
             return
-        now_ns = self._clock.now_ns()
+        now_ns = shown_ns(self._clock)
         bury(self._disk, self.dead_path, [
             DeadLetter(payload, position, tries, reason, now_ns, self.name)
             for position, tries, payload, reason in spent
@@ -299,7 +299,7 @@ class Group(ClosingHandle):
         with self._state.mutex:
             unread = count_unread(self._end.folder, core.next, self._end.visible)
             dead = len(self.dead())
-            return summarise(core, self.name, unread, dead, self._clock.monotonic(), self._clock.now_ns())
+            return summarise(core, self.name, unread, dead, self._clock.monotonic(), shown_ns(self._clock))
 
     # --- Open and closed
 
@@ -311,6 +311,7 @@ class Group(ClosingHandle):
         with contextlib.suppress(ReplacedError, OSError, Timeout):
             if give_back:
                 self._release(dict(self._out))
+            self._state.keep_seen()
         self._state.close("this part in the group is closed")
         self._chooser.close()
         waiting, self._waiting = self._waiting, None
@@ -353,7 +354,7 @@ class Group(ClosingHandle):
         if not payloads:
             core.see([], [], after)
             return Jobs(self, ())
-        taken = core.take(list(payloads), after, self.worker, now, self._clock.now_ns(), self.options.lease_seconds)
+        taken = core.take(list(payloads), after, self.worker, now, shown_ns(self._clock), self.options.lease_seconds)
         jobs = Jobs(self, (
             Job(self, payloads[entry.position], entry.position, entry.tries, entry.token, now) for entry in taken
         ))  # fmt: skip

@@ -9,19 +9,22 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeVar
 
-from penstock.clock import Clock
+from penstock.clock import Clock, shown_ns
 from penstock.disk import Disk, Turns
 from penstock.errors import ClosedError, CorruptionError, ExpiredError, OptionsError, ReplacedError
+from penstock.log.filechannel.ack import SEEN_SECONDS
 from penstock.log.filechannel.ends import QueueEnd
 from penstock.log.filechannel.group.core import GroupCore
-from penstock.log.filechannel.group.format import Event, GroupSnapshot
+from penstock.log.filechannel.group.format import Done, Event, GroupSnapshot
 from penstock.log.filechannel.group.journal import GroupJournal
 from penstock.log.filechannel.receiver import aligned, resolve
 from penstock.log.filechannel.recover import set_aside
+from penstock.log.filechannel.seen import check_seen, fingerprint_at
 from penstock.log.filechannel.segments import Folder
+from penstock.log.fingerprint import Fingerprint
 from penstock.log.options import Start
 from penstock.log.sidecar import Register, Sidecar
 
@@ -55,6 +58,9 @@ class GroupState:
         """Whether messages that were read are gone: a power cut took the end of the queue."""
         self.closed = ""
         self._held = -1
+        self._seen: Fingerprint | None = None  # of a message that is finished, as are all before it
+        self._seen_at, self._checked = float("-inf"), False
+        self._last = self._written = -1  # where the last one is that was finished here, and the one on disk
         self._alone = False  # whether nobody else had a turn since our last one
         identity = sidecar.identity()
         self._log_id = bytes(16) if identity is None else bytes.fromhex(identity.log_id)
@@ -81,6 +87,7 @@ class GroupState:
                     raise
                 if self._journal.is_long:
                     self._journal.rewrite(core.snapshot(self._log_id, self._disk.boot_id()))
+                self._note_finished(events, core.floor)
                 self._hold(core.floor)
             finally:
                 self._turns.release()
@@ -89,6 +96,12 @@ class GroupState:
     def changed(self) -> bool:
         """Whether others may have done something since the last turn; cheap, and asked without a turn."""
         return self.core is None or self._journal.changed()
+
+    def keep_seen(self) -> None:
+        """Keep the fingerprint of the last message that was finished here: before it is closed, and in a turn."""
+        if self._last > self._written:
+            self._seen_at, self._held = float("-inf"), -1
+            self.run(lambda core: self._note_finished((), core.floor))
 
     def close(self, why: str) -> None:
         """Take part no longer."""
@@ -107,6 +120,10 @@ class GroupState:
     def _catch_up(self, create: bool) -> GroupCore:
         """Read what others have noted; the first time, everything."""
         core = self.core
+        if not self._checked:
+            whose, anew = f"group {self._name!r} has finished", "forget the group to begin anew"
+            self._seen = check_seen(self._end, self._sidecar, HOLD + self._name, whose, anew)
+            self._checked = True
         try:
             events = self._journal.read_new()
         except CorruptionError as exc:
@@ -161,7 +178,7 @@ class GroupState:
             core.apply(event)
         boot = self._disk.boot_id()
         if snapshot.boot != boot:
-            core.start_again(self._clock.monotonic(), self._clock.now_ns())
+            core.start_again(self._clock.monotonic(), shown_ns(self._clock))
             self._cut_to_end(core)
             core.drain()
             self._journal.rewrite(core.snapshot(log_id, boot))
@@ -178,11 +195,34 @@ class GroupState:
             core.cut(bound)
             self.was_cut = True
 
+    def _note_finished(self, events: Iterable[Event], floor: int) -> None:
+        """Keep the fingerprint of a message that was finished; a hundred times a second is enough."""
+        done = [at for event in events if isinstance(event, Done) for at in event.positions if at < floor]
+        self._last = max(done, default=self._last if self._last < floor else -1)
+        if self._last < 0 or (now := self._clock.monotonic()) - self._seen_at < SEEN_SECONDS:
+            return
+        if self._seen is None or self._seen.position < self._last:
+            self._seen_at = now
+            self._seen = fingerprint_at(self._end, self._last) or self._seen
+
+    def _take_over_seen(self, floor: int) -> None:
+        """Go by what another process has noted, if it is newer; by nothing that is not finished any more."""
+        noted = None
+        if not self._alone:
+            with contextlib.suppress(CorruptionError):
+                noted = self._register.seen()
+        self._seen = max(
+            (seen for seen in (self._seen, noted) if seen is not None and seen.position < floor),
+            key=lambda seen: seen.position,
+            default=None,
+        )
+
     def _hold(self, floor: int) -> None:
         """Keep what is not finished from being collected, as the cursor of a named receiver does."""
         if floor != self._held:
-            self._register.write(self._log_id, floor, sync=False, fresh=not self._alone)
-            self._held = floor
+            self._take_over_seen(floor)
+            self._register.write(self._log_id, floor, sync=False, fresh=not self._alone, seen=self._seen)
+            self._held, self._written = floor, -1 if self._seen is None else self._seen.position
             self._end.moved(floor)
 
 

@@ -134,3 +134,41 @@ def test_events_bring_another_process_to_the_same_state() -> None:
         other.apply(event)
     assert other.snapshot(b"", b"") == core.snapshot(b"", b"")
     assert core.drain() == []
+
+
+def held_objects(core: GroupCore) -> int:
+    """How many containers and numbers a core holds on to."""
+    return sum(len(part) for part in vars(core).values() if isinstance(part, (list, dict)))
+
+
+def test_what_is_finished_is_forgotten_long_before_its_lease_would_have_ended() -> None:
+    core = GroupCore(0)
+    (stuck,) = take(core, [0], 1, now=0, lease=3600)
+    for number in range(1, 20_001):
+        (entry,) = take(core, [number], number + 1, now=number / 1000, lease=3600)
+        if number % 3 == 0:
+            core.fail({number: entry.token}, now=number / 1000, now_ns=0, delay=3000.0, reason="not now")
+            core.finish({number: entry.token})
+        else:
+            core.finish({number: entry.token})
+        core.drain()
+    assert (core.floor, list(core.entries)) == (0, [0])
+    assert held_objects(core) < 2000
+    assert core.overdue(3600.0) == [0]
+    core.finish({0: stuck.token})
+    assert core.floor == 20_001
+
+
+def test_messages_are_handed_out_as_before_when_old_items_were_dropped() -> None:
+    core = GroupCore(0)
+    leases = {entry.position: entry for entry in take(core, list(range(1000)), 1000, now=0, lease=100)}
+    later = [position for position in leases if position % 10 == 0]
+    core.fail({p: leases[p].token for p in later}, now=1, now_ns=0, delay=5.0, reason="not now")
+    core.finish({p: leases[p].token for p in leases if p % 10 and p % 10 != 5})
+    for turn in range(2000):  # a message that comes and goes makes old items of each kind
+        (entry,) = take(core, [1000 + turn], 1001 + turn, now=2, lease=100)
+        core.finish({entry.position: entry.token})
+    assert core.pick(5.9, 1000) == []
+    assert core.pick(6.0, 1000) == later
+    assert core.overdue(99.9) == []
+    assert core.overdue(100.0) == [position for position in leases if position % 10 == 5]

@@ -96,6 +96,21 @@ def test_a_message_comes_again_when_its_lease_ends_and_the_late_worker_is_told(q
     assert quick.stats().oldest_position is None
 
 
+@pytest.mark.parametrize("year", [1600, 1960, 2600, 9999])
+def test_a_calendar_that_is_far_off_keeps_no_worker_from_its_work(queue: FileChannel, year: int) -> None:
+    queue.append_many([b"one", b"two", b"three"])
+    clock = FakeClock(now_ns=(year - 1970) * 31_556_952 * 10**9)
+    group = queue.group("workers", clock=clock, max_tries=2, **QUIET)
+    one, two = group.take_many(2)
+    group.ack([one])
+    group.fail([two], delay=10)
+    clock.pass_(11)
+    group.fail(group.take_many(1))
+    assert [letter.payload for letter in group.dead()] == [b"two"]
+    group.ack(group.take_many(9))
+    assert (group.stats().waiting, group.stats().delayed, group.stats().leased) == (0, 0, 0)
+
+
 def test_a_calendar_that_jumps_ends_no_lease(queue: FileChannel) -> None:
     clock = FakeClock()
     queue.append(b"work")
