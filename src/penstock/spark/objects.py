@@ -218,7 +218,7 @@ class FilesReader(DataSourceReader):
         store = object_store_for(self.url)
         for name in partition.files:
             data, _ = store.get(name)
-            with pq.ParquetFile(pa.BufferReader(data)) as file:
+            with pq.ParquetFile(pa.BufferReader(data), coerce_int96_timestamp_unit="us") as file:
                 wanted = [field.name for field in schema if field.name in file.schema_arrow.names]
                 for batch in file.iter_batches(columns=wanted):
                     columns = [

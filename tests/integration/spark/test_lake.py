@@ -9,6 +9,7 @@ from typing import Any
 
 import polars as pl
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
@@ -123,3 +124,32 @@ def test_channels_are_ingested_into_partitions_and_joined_on_the_way(spark: Any,
     assert lake.read(spark, table, where=[("node", "=", "edge-8")]).count() == 1
     with pytest.raises(OptionsError, match="it is partitioned by date, node"):
         lake.ingest(spark, source, table, str(tmp_path / "other"), partition_by=("channel",))
+
+
+def test_times_of_96_bits_are_read_as_they_are_and_added_to_by_a_session_that_writes_them(
+    spark: Any, tmp_path: Path
+) -> None:
+    times = ["0001-01-01 00:00:00", "1582-10-04 00:00:00", "9999-12-31 23:59:59.999999", f"{MOMENT:%F %T.%f}"]
+    table, held = str(tmp_path / "old"), "spark.sql.parquet.outputTimestampType"
+    values = ", ".join(f"({n}, timestamp'{time}')" for n, time in enumerate(times))
+    frame = spark.sql(f"select * from values {values} as t(n, at)")
+    before = spark.conf.get(held)
+    spark.conf.set(held, "INT96")  # as a session is that nobody prepared
+    try:
+        for by, name in (((), "plain"), (("n",), "parts")):
+            lake.append(frame, f"{table}-{name}", app="one", batch=0, partition_by=by)
+            lake.append(frame.selectExpr("n + 10 as n", "at"), f"{table}-{name}", app="one", batch=1)
+    finally:
+        spark.conf.set(held, before)
+    for name in ("plain", "parts"):
+        files = DeltaTable(f"{table}-{name}").file_uris()
+        assert all("int96" in str(pq.ParquetFile(file).schema) for file in files)
+        assert {
+            str(field.type.type) for field in DeltaTable(f"{table}-{name}").schema().fields if field.name == "at"
+        } == {"timestamp"}
+        found = lake.read(spark, f"{table}-{name}")
+        assert found.join(frame.select("at"), "at").count() == 8
+        assert (
+            found.selectExpr("n", "cast(at as string) at").where("n = 2").first()["at"] == "9999-12-31 23:59:59.999999"
+        )
+        assert lake.read(spark, f"{table}-{name}", where=[("at", ">", MOMENT)]).count() == 2

@@ -16,7 +16,6 @@ from penstock.log.filechannel import ChannelOptions, FileChannel
 from penstock.log.messagelog import MessageLog, MessageLogOptions
 from penstock.log.xchannel import Writer
 from penstock.spark.source.checking import CheckSource, Finding, LogCheck, join_findings
-from penstock.spark.source.plan import LISTING
 
 
 def rows_of(reader: Any, partitions: Any) -> Iterator[Finding]:
@@ -27,7 +26,6 @@ def rows_of(reader: Any, partitions: Any) -> Iterator[Finding]:
 
 
 def check(path: Path, **options: str) -> dict[str, LogCheck]:
-    LISTING.forget()
     source = CheckSource({"path": str(path), "partitionBytes": "4k", "partitions": "50", **options})
     reader = cloudpickle.loads(cloudpickle.dumps(source.reader(None)))  # type: ignore[arg-type]
     return {item.channel: item for item in join_findings(rows_of(reader, reader.partitions()))}

@@ -18,6 +18,7 @@ from penstock.log.envelope import CONTENT
 from penstock.log.xchannel import Writer
 from penstock.spark.lake import table as lake
 from penstock.spark.lake.features import inside
+from penstock.spark.lake.reading import table_at
 from penstock.spark.lake.table import (
     DataFile,
     commit_files,
@@ -178,6 +179,29 @@ def test_numbers_that_json_does_not_have_are_left_out_of_the_statistics(tmp_path
     assert (stats["minValues"], stats["maxValues"]) == ({"n": 1}, {"n": 2})
 
 
+@pytest.mark.parametrize(
+    ("column", "bounds"),
+    [
+        (pa.array([568_971_820_800_000_000, 1], pa.timestamp("us", "UTC")), None),  # the year 20,000
+        (pa.array([-62_135_596_800_000_001, 1], pa.timestamp("us", "UTC")), None),  # before the year 1
+        (pa.array([253_402_300_799_999_999], pa.timestamp("us", "UTC")), None),  # what stands for "for ever"
+        (pa.array([568_971_820_800_000_000], pa.timestamp("us")), None),
+        (pa.array([10_000_000, -10_000_000], pa.date32()), None),
+        (
+            pa.array([-62_135_596_800_000_000, 253_402_300_799_999_000], pa.timestamp("us", "UTC")),
+            ("0001-01-01T00:00:00.000Z", "9999-12-31T23:59:59.999Z"),
+        ),
+    ],
+)
+def test_times_out_of_reach_are_left_out_of_the_statistics(
+    tmp_path: Path, column: pa.Array, bounds: tuple[str, str] | None
+) -> None:
+    pq.write_table(pa.table({"at": column, "n": [7] * len(column)}), tmp_path / "a.parquet")
+    found = json.loads(delta_stats(pq.read_metadata(tmp_path / "a.parquet")))
+    assert found["maxValues"]["n"] == 7
+    assert (found["minValues"].get("at"), found["maxValues"].get("at")) == (bounds or (None, None))
+
+
 def test_compacting_goes_by_times_only_and_leaves_what_is_appended_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,6 +281,20 @@ def test_a_table_that_uses_what_is_not_implemented_is_refused_by_name(
         open_table(str(table))
     with pytest.raises(UnsupportedError, match=reason):
         commit_files(str(table), "app", 1, [write(table, "b.parquet", n=[1])], NUMBERS)
+
+
+def test_an_earlier_state_that_used_what_is_not_implemented_is_refused_though_the_table_no_longer_does(
+    tmp_path: Path,
+) -> None:
+    foreign(tmp_path / "t", configuration={"delta.columnMapping.mode": "name"})
+    log = tmp_path / "t" / "_delta_log"
+    actions = [json.loads(line) for line in (log / f"{0:020d}.json").read_text().splitlines()]
+    after = next(action for action in actions if "metaData" in action)
+    after["metaData"]["configuration"] = {}
+    (log / f"{1:020d}.json").write_text(json.dumps(after) + "\n")
+    assert table_at(str(tmp_path / "t"), None, None).version() == 1
+    with pytest.raises(UnsupportedError, match="columnMapping"):
+        table_at(str(tmp_path / "t"), 0, None)
 
 
 def test_a_table_whose_log_is_damaged_says_so_in_one_line(tmp_path: Path) -> None:

@@ -8,15 +8,12 @@ from typing import Any
 
 import pytest
 
-from penstock.disk import PosixDisk
 from penstock.errors import ExpiredError, OptionsError, ReplacedError
 from penstock.log.xchannel import Writer
-from penstock.spark.source import plan
 from penstock.spark.source.filters import Filters
 from penstock.spark.source.plan import (
     OPENING_BYTES,
     Advance,
-    ListingDisk,
     SourceChannel,
     advance,
     find_channels,
@@ -194,22 +191,6 @@ def test_a_file_that_retention_takes_while_it_is_read_is_an_expired_position(tmp
     assert len(left) < 200
 
 
-def test_a_listing_is_remembered_until_a_listed_file_is_gone(tmp_path: Path) -> None:
-    disk = ListingDisk()
-    for name in ("a", "b"):
-        (tmp_path / name).touch()
-    assert disk.list(str(tmp_path)) == ["a", "b"]
-    (tmp_path / "a").unlink()
-    (tmp_path / "c").touch()
-    assert disk.stat(str(tmp_path / "nothing that was listed")) is None
-    assert disk.stat(str(tmp_path / "a")) is None
-    assert disk.list(str(tmp_path)) == ["b", "c"]
-    (tmp_path / "b").unlink()
-    with pytest.raises(FileNotFoundError):
-        disk.open(str(tmp_path / "b"))
-    assert disk.list(str(tmp_path)) == ["c"]
-
-
 def test_a_folder_with_a_table_in_it_and_no_channel_is_refused(tmp_path: Path) -> None:
     (tmp_path / "later").mkdir()
     assert find_channels([str(tmp_path / "later")]) == []  # channels may come
@@ -222,25 +203,3 @@ def test_a_folder_with_a_table_in_it_and_no_channel_is_refused(tmp_path: Path) -
         with Writer.open(tmp_path / reason[:3] / "ticks") as writer:
             writer.append(b"x")
         assert [channel.name for channel in find_channels([str(tmp_path / reason[:3])])] == ["ticks"]
-
-
-def test_a_folder_that_takes_long_to_list_is_not_listed_for_every_channel(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock, listings = [0.0], [0]
-
-    def slow(disk: PosixDisk, folder: str) -> list[str]:
-        clock[0] += 0.05  # more than a listing is good for where it costs nothing
-        listings[0] += 1
-        return sorted(os.listdir(folder))
-
-    monkeypatch.setattr(PosixDisk, "list", slow)
-    monkeypatch.setattr(plan.time, "monotonic", lambda: clock[0])
-    disk = ListingDisk()
-    for _ in range(100):
-        disk.list(str(tmp_path))
-        clock[0] += 0.001
-    assert listings == [1]
-    clock[0] += 1.0
-    disk.list(str(tmp_path))
-    assert listings == [2]

@@ -230,6 +230,21 @@ def test_a_sink_refuses_options_that_are_not_known_or_do_not_apply(
         (source.streamWriter if stream else source.writer)(schema, False)
 
 
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"minOffsetsPerTrigger": "10", "maxOffsetsPerTrigger": "5"}, "minOffsetsPerTrigger=10 is more than 5"),
+        ({"startingTimestamp": "6000", "endingTimestamp": "5000"}, "endingTimestamp is before startingTimestamp"),
+        ({"startingOffsets": '{"ticks": 152}', "endingOffsets": '{"ticks": 104}'}, "ticks would end at 104, before"),
+        ({"fromPosition": "104", "toPosition": "80"}, "toPosition is before fromPosition"),
+        ({"fromTime": "2026-01-02T00:00:00Z", "toTime": "2026-01-01T00:00:00Z"}, "toTime is before fromTime"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(folder: str, options: dict[str, str], reason: str) -> None:
+    with pytest.raises(OptionsError, match=reason):
+        PenstockSource({"path": folder, **options}).schema()
+
+
 def test_what_spark_adds_to_the_options_is_let_through(folder: str) -> None:
     catalog = {"owner": "root", "provider": "penstock", "location": folder, "comment": "hi", "k": "a property"}
     twin = {"partitions": "2", "option.partitions": "2"}

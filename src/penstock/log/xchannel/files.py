@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
-import itertools
 import math
 import os
 import struct
@@ -12,6 +10,7 @@ from typing import Final
 
 from penstock import kernel
 from penstock.disk import ReadDisk, ReadFile, view_of
+from penstock.disk.listing import names_from
 from penstock.disk.posix import data_end, folder_of
 from penstock.errors import CorruptionError, NotFoundError, OptionsError, UnsupportedError
 from penstock.kernel import Cursor, Mapping
@@ -55,17 +54,23 @@ def sidecar_prefix(base: str) -> str:
     return base + ".penstock-"
 
 
-def discover(disk: ReadDisk, base: str) -> list[int]:
-    """Return the numbers of the channel's files, ascending; folders and other names do not count."""
+def discover(disk: ReadDisk, base: str, *, making: bool = False) -> list[int]:
+    """Return the numbers of the channel's files, ascending; folders and other names do not count.
+
+    Numbers come from a listing, which shows their holes.  One of a moment ago (disk/listing.py) will do if all of its
+    files are still there and none came before or behind them, or, for who is ``making`` the channel, if there was
+    none and neither a first file nor an identity came since.
+    """
     name = os.path.basename(base)
     if not name:
         raise OptionsError(f"{base!r}: a channel needs a file name")
     found: list[int] = []
-    for _ in range(LOOKS):
-        found, vanished = _look(disk, base, name)
-        if found or not vanished:
+    for look in range(LOOKS):
+        found, vanished, sure = _look(disk, base, name, again=look > 0)
+        if sure and (found or not vanished):
             break  # else retention took every file that was listed, so there are newer ones
-    found.sort()
+        if not sure and not vanished and _is_whole(disk, base, found, making):
+            break
     if found and found[-1] > MAX_SEQUENCE:
         raise UnsupportedError(
             f"{file_path(base, found[-1])}: a file number above {MAX_SEQUENCE} has no position; "
@@ -74,16 +79,14 @@ def discover(disk: ReadDisk, base: str) -> list[int]:
     return found
 
 
-def _look(disk: ReadDisk, base: str, name: str) -> tuple[list[int], bool]:
-    """Return the numbers of the files that are there, and whether a listed one was gone at the second look."""
+def _look(disk: ReadDisk, base: str, name: str, *, again: bool) -> tuple[list[int], bool, bool]:
+    """Return the numbers of the files that are there, whether a listed one was gone, and whether the listing is new."""
     try:
-        names = disk.list(folder_of(base))
+        names, sure = names_from(disk, folder_of(base), name, again=again)
     except FileNotFoundError:
         raise NotFoundError(f"{base}: the folder does not exist") from None
     found, vanished = [], False
-    for entry in itertools.islice(names, bisect.bisect_left(names, name), None):  # a folder may hold thousands
-        if not entry.startswith(name):
-            break
+    for entry in names:
         sequence = file_sequence(name, entry)
         if sequence is None:
             continue
@@ -92,7 +95,18 @@ def _look(disk: ReadDisk, base: str, name: str) -> tuple[list[int], bool]:
             vanished = True
         elif not stat.is_folder:
             found.append(sequence)
-    return found, vanished
+    return sorted(found), vanished, sure
+
+
+def _is_whole(disk: ReadDisk, base: str, found: list[int], making: bool) -> bool:
+    """Whether nothing came to the files that were listed a moment ago."""
+    if found:
+        around = [file_path(base, sequence) for sequence in (found[0] - 1, found[-1] + 1) if sequence >= 0]
+    elif making:
+        around = [base, sidecar_prefix(base) + "id"]
+    else:
+        return False
+    return all(disk.stat(path) is None for path in around)
 
 
 def is_there(disk: ReadDisk, base: str, sequence: int) -> bool:

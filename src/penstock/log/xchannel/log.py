@@ -463,7 +463,7 @@ def open_writer(disk: Disk, path: str, content: str = "raw", largest_bytes: int 
     The regions of a channel that is there stay as they are.
     """
     region = None
-    if largest_bytes is not None and not discover(disk, path):
+    if largest_bytes is not None and not discover(disk, path, making=True):
         needed = footprint(largest_bytes) + FIRST_SLOT + SLOT_BYTES
         region = max(DEFAULT_REGION_BYTES, -(-needed // DEFAULT_REGION_BYTES) * DEFAULT_REGION_BYTES)
     return Writer.open(path, content=content, region_bytes=region, disk=disk)

@@ -13,7 +13,7 @@ __all__ = ["newest_file", "own_newest"]
 
 def newest_file(disk: Disk, base: str) -> str | None:
     """Return the path of the newest file of a channel, None when there is none."""
-    sequences = discover(disk, base)
+    sequences = discover(disk, base, making=True)
     return file_path(base, sequences[-1]) if sequences else None
 
 

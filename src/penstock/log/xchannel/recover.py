@@ -107,7 +107,7 @@ def count_messages(file: ChannelFile) -> int:
 def check_mark(disk: Disk, base: str, sidecar: Sidecar) -> None:
     """Refuse a channel that ends before the durable mark of this boot: files that are older than their sidecars."""
     mark = sidecar.durable_position()
-    sequences = discover(disk, base)
+    sequences = discover(disk, base, making=True)
     if mark is None or not sequences or sidecar.lost_power_at() is not None:
         return
     file = ChannelFile.open(disk, base, sequences[-1])

@@ -270,14 +270,14 @@ class Writer(Handle):
         there = disk.stat(self.path)
         if there is not None and there.is_folder:
             raise OptionsError(f"{self.path}: this is a folder, a channel is a file")
-        sequences = discover(disk, self.path)
+        sequences = discover(disk, self.path, making=True)
         if sequences and disk.stat(sidecar_prefix(self.path) + "lock") is None:  # never written by us
             with contextlib.suppress(OSError):  # a link, or no file: whoever owns it says so
                 ChannelFile.open(disk, self.path, sequences[-1]).close()
 
     def _check_content(self, disk: Disk) -> None:
         """Refuse to put other records into a channel than those who read it were told of."""
-        if self.options.content is None or not discover(disk, self.path):
+        if self.options.content is None or not discover(disk, self.path, making=True):
             return
         identity = self._sidecar.identity()
         content = RAW if identity is None else identity.content
@@ -288,12 +288,12 @@ class Writer(Handle):
         owned.take(newest_file(disk, self.path))  # which may have changed before we had the lock
         self._check_content(disk)
         check_mark(disk, self.path, self._sidecar)
-        check_rolls(disk, self.path, discover(disk, self.path), self._sidecar)
+        check_rolls(disk, self.path, discover(disk, self.path, making=True), self._sidecar)
         remove_draft(disk, self.path)
         cut_back(disk, self.path, self._sidecar)
         if self.options.sync == "none":
             self._sidecar.remove_mark()  # with sync="none" the mark means nothing
-        sequences = discover(disk, self.path)
+        sequences = discover(disk, self.path, making=True)
         if not sequences:
             self._sidecar.create_identity(self.options.content or RAW)
         return Tip(disk, self.path, self.options, sequences, owned, self._sidecar.note_roll)

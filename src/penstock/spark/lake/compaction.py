@@ -169,7 +169,7 @@ def _join(group: Sequence[TableFile], schema: pa.Schema) -> tuple[str, int, str]
         with open(temporary, "xb") as sink:
             with parquet_writer(sink, schema) as writer:
                 for file in group:
-                    with pq.ParquetFile(file.path) as source:
+                    with pq.ParquetFile(file.path, coerce_int96_timestamp_unit="us") as source:
                         for index in range(source.num_row_groups):
                             writer.write_table(_fit(source.read_row_group(index), schema))
             sink.flush()

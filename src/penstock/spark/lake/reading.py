@@ -15,7 +15,7 @@ import pyarrow as pa
 from penstock.disk.plain import read_small
 from penstock.errors import CorruptionError, ExpiredError, OptionsError, ReplacedError
 from penstock.spark import objects
-from penstock.spark.lake.features import inside
+from penstock.spark.lake.features import check_table, inside
 from penstock.spark.lake.opening import open_table
 from penstock.spark.lake.skipping import Condition, TableFile, file_of, files_that_may_match
 from penstock.spark.source.options import is_remote, local_path, moment_ns
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-__all__ = ["actions_of", "files_of", "read", "read_added"]
+__all__ = ["actions_of", "files_of", "read", "read_added", "table_at"]
 
 MOST_COMMIT_BYTES: Final = 1 << 30
 """No commit is longer."""
@@ -51,7 +51,7 @@ def read(
     such row, by the statistics in the table's log, are not opened.  ``skip_by`` does that and leaves the choice of
     rows to the caller.
     """
-    found = _at(table, version, timestamp)
+    found = table_at(table, version, timestamp)
     if is_remote(table):
         frame = objects.frame_of(spark, found, table, objects.files_of(found))
         return _only(frame, table, where)
@@ -200,7 +200,8 @@ def _names(files: Iterable[TableFile]) -> list[str]:
     return [PATTERN.sub(r"\\\g<0>", file.path) for file in files]
 
 
-def _at(table: str, version: int | None, timestamp: str | dt.datetime | None) -> DeltaTable:
+def table_at(table: str, version: int | None, timestamp: str | dt.datetime | None) -> DeltaTable:
+    """Return a table as it is now, as it was at a version, or as it was at a moment."""
     from deltalake.exceptions import DeltaError
 
     found = open_table(table)
@@ -225,6 +226,7 @@ def _at(table: str, version: int | None, timestamp: str | dt.datetime | None) ->
         raise
     except (DeltaError, FileNotFoundError, ValueError) as exc:
         raise OptionsError(f"{table}: it cannot be read as it was: {exc}") from None
+    check_table(found, table)  # what it used then
     return found
 
 

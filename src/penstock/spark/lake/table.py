@@ -255,6 +255,7 @@ def write_files(frame: DataFrame, table: str, by: Sequence[str] = ()) -> tuple[l
     missing = [name for name in by if name not in frame.columns]
     if missing:
         raise OptionsError(f"{table}: it is partitioned by {', '.join(by)}, and the rows have no {', '.join(missing)}")
+    told = to_arrow_schema(frame.schema, timezone="UTC")
     part = f"spark-{uuid.uuid4().hex[:16]}"
     place = local_path(table)
     folder = os.path.join(place, part)
@@ -266,7 +267,7 @@ def write_files(frame: DataFrame, table: str, by: Sequence[str] = ()) -> tuple[l
                 continue
             path, file = os.path.join(root, name), f"{part}/{name}"
             metadata = pq.read_metadata(path)
-            schema = schema or pq.read_schema(path)
+            schema = schema or _schema_in(path, told)
             if not metadata.num_rows:
                 continue
             values: Values = {}
@@ -279,12 +280,28 @@ def write_files(frame: DataFrame, table: str, by: Sequence[str] = ()) -> tuple[l
             files.append(DataFile(file, size, metadata.num_rows, delta_stats(metadata), values))
     if by:
         shutil.rmtree(folder, ignore_errors=True)
-        told = to_arrow_schema(frame.schema, timezone="UTC")
         known = {} if schema is None else {field.name: field.type for field in schema}
         schema = pa.schema([pa.field(field.name, known.get(field.name, field.type)) for field in told])
     if schema is None:
         raise OptionsError(f"{table}: Spark wrote no file, not even an empty one")
     return sorted(files, key=lambda item: item.file), schema.remove_metadata()
+
+
+def _schema_in(path: str, told: pa.Schema) -> pa.Schema:
+    """Return the schema of a file that Spark wrote; times of 96 bits, which it writes unless told otherwise, are times.
+
+    Arrow takes them for nanoseconds, which no table here has.
+    """
+    schema = pq.read_schema(path)
+    for index, field in enumerate(schema):
+        if _holds_nanoseconds(field.type):
+            schema = schema.set(index, field.with_type(told.field(field.name).type))
+    return schema
+
+
+def _holds_nanoseconds(kind: pa.DataType) -> bool:
+    inner = [kind.field(index).type for index in range(kind.num_fields)]
+    return kind == pa.timestamp("ns") or any(map(_holds_nanoseconds, inner))
 
 
 def ingest(

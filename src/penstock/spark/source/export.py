@@ -262,6 +262,9 @@ def file_name(spans: Sequence[Span], app: str = "") -> str:
     return f"part-{hashlib.sha256(told.encode()).hexdigest()[:24]}.parquet"
 
 
+END_OF_TIME: Final = dt.datetime(9999, 12, 31, 23, 59, 59, 999000, tzinfo=dt.UTC)
+
+
 def delta_stats(metadata: pq.FileMetaData) -> str:
     """Return what Delta keeps of a file so that readers can skip it: counts, smallest and largest values."""
     low: dict[str, Any] = {}
@@ -281,11 +284,15 @@ def delta_stats(metadata: pq.FileMetaData) -> str:
                 if found.null_count < row_group.num_rows:
                     dropped.add(name)
                 continue
-            if not (_has_delta_stat(found.min) and _has_delta_stat(found.max)):
+            try:
+                smallest, largest = found.min, found.max
+            except OverflowError:  # a time or day that Python has no year for
+                smallest = largest = None
+            if not (_has_delta_stat(smallest) and _has_delta_stat(largest)):
                 dropped.add(name)
                 continue
-            low[name] = min(low.get(name, found.min), found.min)
-            high[name] = max(high.get(name, found.max), found.max)
+            low[name] = min(low.get(name, smallest), smallest)
+            high[name] = max(high.get(name, largest), largest)
     return json.dumps(
         {
             "numRecords": metadata.num_rows,
@@ -297,14 +304,17 @@ def delta_stats(metadata: pq.FileMetaData) -> str:
 
 
 def _has_delta_stat(value: Any) -> bool:
-    """Whether a value has a form in Delta's JSON: infinity has none, nor has a time without a zone a moment."""
+    """Whether a value has a form in Delta's JSON: infinity has none, nor has a time without a zone a moment.
+
+    The last millisecond of the year 9999 cannot be rounded up.
+    """
     match value:
         case bool():
             return False
         case float():
             return math.isfinite(value)
         case dt.datetime():
-            return value.tzinfo is not None
+            return value.tzinfo is not None and value <= END_OF_TIME
     return isinstance(value, int | str)
 
 
@@ -314,4 +324,4 @@ def _delta_json(value: Any, *, up: bool) -> Any:
         return value
     floor = value.astimezone(dt.UTC).replace(microsecond=value.microsecond // 1000 * 1000)
     moment = floor + dt.timedelta(milliseconds=1) if up and floor != value else floor
-    return moment.strftime("%Y-%m-%dT%H:%M:%S.") + f"{moment.microsecond // 1000:03d}Z"
+    return moment.replace(tzinfo=None).isoformat(timespec="milliseconds") + "Z"

@@ -126,6 +126,27 @@ class SourceOptions:
                 raise OptionsError(f"{option}={value}: must be at least 1")
         if self.batch_bytes > LARGEST_BATCH:
             raise OptionsError(f"batchBytes={self.batch_bytes}: must be at most 1g")
+        self._check_order()
+
+    def _check_order(self) -> None:
+        """Refuse an end before its begin: nothing would be read, whatever there is."""
+        filters = self.filters
+        for begin, end, names in (
+            (self.start_ns, self.end_ns, ("startingTimestamp", "endingTimestamp")),
+            (filters.since_ns, filters.until_ns, ("fromTime", "toTime")),
+            (filters.low, filters.high + 1, ("fromPosition", "toPosition")),
+        ):
+            if begin is not None and end is not None and begin > end:
+                raise OptionsError(f"{names[1]} is before {names[0]}: nothing would be read")
+        if isinstance(self.start, dict) and isinstance(self.end, dict):
+            for name in self.start.keys() & self.end.keys():
+                first, last = self.start[name], self.end[name]
+                if isinstance(first, int) and isinstance(last, int) and first > last >= 0:
+                    raise OptionsError(f"endingOffsets: {name} would end at {last}, before it begins at {first}")
+        if self.min_records is not None and self.max_records is not None and self.min_records > self.max_records:
+            raise OptionsError(
+                f"minOffsetsPerTrigger={self.min_records} is more than {self.max_records} a batch may have"
+            )
 
     @classmethod
     def of(cls, options: Mapping[str, str], also: Iterable[str] = ()) -> SourceOptions:

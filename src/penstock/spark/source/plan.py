@@ -5,19 +5,16 @@ The same bounds always give the same spans, so that a batch that Spark replays a
 
 from __future__ import annotations
 
-import bisect
 import fnmatch
 import math
 import os
 import re
-import time
 from collections.abc import Iterable, Sequence
 from typing import Final
 
 import msgspec
 
-from penstock.disk import PosixDisk, ReadDisk, Stat, is_url, read_disk_for
-from penstock.disk.posix import PosixFile, folder_of
+from penstock.disk import PosixDisk, ReadDisk, is_url, read_disk_for
 from penstock.errors import CorruptionError, NotFoundError, OptionsError
 from penstock.log.detect import detect, open_log
 from penstock.log.face import Cuttable, LogReader, OnDamage
@@ -39,69 +36,8 @@ OPENING_BYTES: Final = 512 << 10
 """What could be read in the time that opening a log takes, about 1.5 ms: so much a span counts at least."""
 OPENINGS: Final = 32
 """So many spans a task opens at least, however small partitionBytes is."""
-LISTING_SECONDS: Final = 0.02
-LISTING_SHARE: Final = 20
-"""A listing is good for so many times as long as it took: one of 30,000 names takes longer than LISTING_SECONDS."""
-MOST_FOLDERS: Final = 1000
 MOST_RECORDS: Final = 65_536
 PATTERN: Final = re.compile(r"[*?\[]")
-
-
-class ListingDisk(PosixDisk):
-    """The disk, remembering the names in a folder for a moment.
-
-    Each channel of a folder lists it: without this, planning n channels would look at n × n names.  Whoever begins to
-    plan forgets first, so nothing that was there when it began is missed.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     ListingDisk().list(folder)
-    []
-    """
-
-    def __init__(self) -> None:
-        self._listed: dict[str, tuple[float, list[str]]] = {}  # until when it is good, and the names
-
-    def list(self, folder: str) -> list[str]:
-        """Return the names in a folder as they were a moment ago."""
-        now = time.monotonic()
-        until, names = self._listed.get(folder, (-math.inf, []))
-        if now > until:
-            if len(self._listed) > MOST_FOLDERS:
-                self._listed.clear()
-            names = super().list(folder)
-            took = time.monotonic() - now
-            self._listed[folder] = now + max(LISTING_SECONDS, took * LISTING_SHARE), names
-        return names
-
-    def stat(self, path: str) -> Stat | None:
-        """Return what is known of a name; one that was listed and is gone makes the listing old."""
-        found = super().stat(path)
-        if found is None:
-            self._gone(path)
-        return found
-
-    def open(self, path: str) -> PosixFile:
-        """Open a file for reading; one that was listed and is gone makes the listing old."""
-        try:
-            return super().open(path)
-        except FileNotFoundError:
-            self._gone(path)
-            raise
-
-    def forget(self) -> None:
-        """Look again from here on."""
-        self._listed.clear()
-
-    def _gone(self, path: str) -> None:
-        folder, name = folder_of(path), os.path.basename(path)
-        _, names = self._listed.get(folder, (0.0, []))
-        at = bisect.bisect_left(names, name)
-        if at < len(names) and names[at] == name:
-            self._listed.pop(folder, None)
-
-
-LISTING: Final = ListingDisk()
 
 
 class SourceChannel(msgspec.Struct, frozen=True, order=True):
@@ -128,8 +64,7 @@ class SourceChannel(msgspec.Struct, frozen=True, order=True):
         if self.node is not None:
             known = shipped.kept(self.path) if on_damage is None else None
             return known or ShippedLog(self.path, on_damage=on_damage)
-        known_disk = disk or (read_disk_for(self.path) if is_url(self.path) else LISTING)
-        return open_log(self.path, format=self.format, disk=known_disk, on_damage=on_damage)
+        return open_log(self.path, format=self.format, disk=disk, on_damage=on_damage)
 
 
 def bounds_of(log: LogReader, *, lenient: bool) -> tuple[int, int]:
@@ -148,7 +83,7 @@ def bounds_of(log: LogReader, *, lenient: bool) -> tuple[int, int]:
     except CorruptionError:
         if not lenient or log.on_damage == "skip":
             raise
-    with open_log(log.path, format=log.format, disk=LISTING, on_damage="skip") as passing:
+    with open_log(log.path, format=log.format, on_damage="skip") as passing:
         return passing.first_position, passing.next_position
 
 
@@ -181,8 +116,7 @@ def find_channels(
     Two that would have one name are refused, and so is one that would have two: its records would be read twice.
     Shipped logs that this process knows are not looked at again unless ``fresh``.
     """
-    LISTING.forget()
-    disk = disk or LISTING
+    disk = disk or PosixDisk()
     channels: dict[str, SourceChannel] = {}
     places: dict[str, SourceChannel] = {}
     for path in paths:

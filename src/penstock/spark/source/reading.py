@@ -19,7 +19,7 @@ from penstock.ship import Head
 from penstock.ship.compacted import CompactedPart
 from penstock.spark.source.columns import pieces, to_record_batch
 from penstock.spark.source.filters import Filters
-from penstock.spark.source.plan import LISTING, SourceChannel, Span
+from penstock.spark.source.plan import SourceChannel, Span
 
 __all__ = ["check_identity", "read_batches", "read_spans"]
 
@@ -35,7 +35,6 @@ def read_spans(
     fail_on_data_loss: bool = True,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the records of these spans in order, as record batches of exactly this schema."""
-    LISTING.forget()  # this process may have looked before the spans were planned
     for span in spans:
         for batch in read_batches(span, fail_on_data_loss=fail_on_data_loss):
             passed = batch if filters is None else filters.apply(batch)
@@ -87,7 +86,6 @@ def _read(log: LogReader, position: int) -> Batch:
     try:
         return log.read(position)
     except FileNotFoundError:
-        LISTING.forget()
         first = log.first_position
         if position >= first:
             raise
