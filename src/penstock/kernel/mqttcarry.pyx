@@ -21,7 +21,7 @@ def carry(
     The key is the topic.  ``headers`` and ``times`` (ns) have one value a run.  With QoS 2 the packet id follows the
     headers: ``id_head`` and two bytes, which differ from message to message.
     """
-    cdef Py_ssize_t i, j, row = 0, total = 0, to = 0, at, size, fixed, topic_len, head_len, id_len
+    cdef Py_ssize_t i, j, row = 0, total = 0, to = 0, at, size, fixed, topic_len, head_len, id_len, first = 0
     cdef uint32_t remaining = 0
     cdef uint64_t when
     cdef int used, id
@@ -63,9 +63,12 @@ def carry(
                 raise ValueError("a run does not hold what it says")  # cannot be: it was cut or made by the kernel
             offsets[row], lengths[row] = to, fixed + size
             row += 1
-            to = put_envelope(
-                o + to, 0, 0, when, t, topic_len, h, head_len, id_len
-            ) - o
+            if j == 0:
+                first = to
+                to = put_envelope(o + to, 0, 0, when, t, topic_len, h, head_len, id_len) - o
+            else:  # the messages of a run begin alike
+                memcpy(o + to, o + first, fixed - id_len)
+                to += fixed - id_len
             if id_len:
                 memcpy(o + to, PyBytes_AS_STRING(id_head), id_len - 2)
                 to += id_len
