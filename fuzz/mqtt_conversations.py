@@ -8,9 +8,12 @@ python fuzz/mqtt_conversations.py --inputs 10000 --seed 1
 
 from __future__ import annotations
 
+import itertools
 import random
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from _run import main
 from mqtt_packets import PIECES, one_input
@@ -23,82 +26,104 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 from mqtt_use import Device, World
 
+T = TypeVar("T")
 TOPICS = ["a/b", "a", "b", "$x/y", "a/b/c"]
 FILTERS = ["a/#", "+/b", "#", "$share/g/a/#", "$share/g/#", "b", "$x/#", "a/b/+"]
 
 
-def packet(rng: random.Random) -> p.Packet:
-    """Return something a client might say."""
-    number = rng.randrange(1, 5)
-    match rng.randrange(9):
-        case 0 | 1 | 2:
-            qos = rng.randrange(3)
-            properties = Properties(message_expiry=rng.choice([None, None, 1]), topic_alias=rng.choice([None, None, 1]))
-            return p.Publish(
-                rng.choice(TOPICS),
-                b"x" * rng.randrange(9),
-                qos,
-                rng.random() < 0.3,
-                False,
-                number if qos else 0,
-                properties,
+CHOICES = (None, None, 1)
+SPOKEN: dict[str, list[p.Packet]] = {
+    "publish": [
+        p.Publish(topic, b"x" * size, qos, retain, False, number if qos else 0, properties)
+        for topic, size, qos, retain in itertools.product(TOPICS, range(9), range(3), (False, False, True))
+        for number, expiry, alias in itertools.product(range(1, 5), CHOICES, CHOICES)
+        for properties in [Properties(message_expiry=expiry, topic_alias=alias)]
+    ],
+    "subscribe": [
+        p.Subscribe(number, (p.Filter(name, qos, False, retain, handling),))
+        for number, name, qos, retain, handling in itertools.product(
+            range(1, 5), FILTERS, range(3), (False, True), range(3)
+        )
+    ],
+    "unsubscribe": [p.Unsubscribe(number, (name,)) for number, name in itertools.product(range(1, 5), FILTERS)],
+    "ack": [
+        p.Ack(kind, number) for kind in (Kind.PUBACK, Kind.PUBREC, Kind.PUBREL, Kind.PUBCOMP) for number in range(1, 5)
+    ],
+    "ping": [p.Ping()],
+    "disconnect": [p.Disconnect(0), p.Disconnect(4)],
+}
+KINDS = ["publish"] * 3 + ["subscribe", "unsubscribe", "ack", "ack", "ping", "disconnect"]
+SAID = {
+    version: {kind: [encode(each, version) for each in some] for kind, some in SPOKEN.items()} for version in (4, 5)
+}
+"""What a client might say, encoded beforehand: the time is the broker's."""
+
+WILLS = [None] * 6 + [
+    p.Will("a/b", b"gone", qos, False, Properties(will_delay=delay))
+    for qos, delay in itertools.product(range(3), (None, 3))
+]
+CONNECTS = {
+    version: [
+        encode(p.Connect(name, version, clean, 10, None, None, will, properties), version)
+        for name, clean, will in itertools.product("uvwxyz", (True, False, False), WILLS)
+        for expiry, receive, alias, size in itertools.product(
+            (None, 5, 0xFFFFFFFF), (None, 1, 2), (None, 1), (None, 30)
+        )
+        for properties in [
+            Properties(
+                session_expiry=expiry,
+                receive_maximum=receive,
+                topic_alias_maximum=alias,
+                maximum_packet_size=size,
             )
-        case 3:
-            handling = rng.randrange(3)
-            return p.Subscribe(
-                number, (p.Filter(rng.choice(FILTERS), rng.randrange(3), False, rng.random() < 0.5, handling),)
-            )
-        case 4:
-            return p.Unsubscribe(number, (rng.choice(FILTERS),))
-        case 5 | 6:
-            return p.Ack(rng.choice([Kind.PUBACK, Kind.PUBREC, Kind.PUBREL, Kind.PUBCOMP]), number)
-        case 7:
-            return p.Ping()
-    return p.Disconnect(rng.choice([0, 4]))
+        ]
+    ]
+    for version in (4, 5)
+}
 
 
-def connect(rng: random.Random, version: int) -> p.Connect:
-    """Return a CONNECT."""
-    properties = Properties(
-        session_expiry=rng.choice([None, 5, 0xFFFFFFFF]),
-        receive_maximum=rng.choice([None, 1, 2]),
-        topic_alias_maximum=rng.choice([None, 1]),
-        maximum_packet_size=rng.choice([None, 30]),
-    )
-    will = rng.choice(
-        [None, p.Will("a/b", b"gone", rng.randrange(3), False, Properties(will_delay=rng.choice([None, 3])))]
-    )
-    return p.Connect(rng.choice("uvwxyz"), version, rng.random() < 0.3, 10, None, None, will, properties)
+class Dice(random.Random):
+    """A generator that chooses in less time than the broker takes to answer."""
+
+    def pick(self, values: Sequence[T]) -> T:
+        """Return one of them."""
+        return values[int(self.random() * len(values))]
 
 
 def check(broker: Broker) -> None:
     """Compare the tables of a broker with each other."""
-    sessions = broker.sessions.values()
-    assert broker.subscription_count == sum(len(session.subscriptions) for session in sessions)
-    assert broker.budget.queued_messages == sum(session.queued_messages for session in sessions)
-    assert broker.budget.queued_bytes == sum(session.queued_bytes for session in sessions)
-    for session in sessions:
-        exchange = session.exchange
-        assert session.queued_messages == sum(waiting.run.count for waiting in session.queue)
-        assert exchange.messages == sum(flight.count for flight in exchange.flights)
-        assert exchange.size == sum(flight.size for flight in exchange.flights)
-        assert session.link is None or session.link.session is session
-        if session.link is not None:
-            assert 0 <= session.link.outstanding <= exchange.messages
+    subscriptions = messages = size = 0
+    for session in broker.sessions.values():
+        exchange, link = session.exchange, session.link
+        subscriptions += len(session.subscriptions)
+        messages += session.queued_messages
+        size += session.queued_bytes
+        assert session.queued_messages == (sum(each.run.count for each in session.queue) if session.queue else 0)
+        flights = exchange.flights
+        assert exchange.messages == (sum(flight.count for flight in flights) if flights else 0)
+        assert exchange.size == (sum(flight.size for flight in flights) if flights else 0)
+        if link is not None:
+            assert link.session is session
+            assert 0 <= link.outstanding <= exchange.messages
+    assert broker.subscription_count == subscriptions
+    assert broker.budget.queued_messages == messages
+    assert broker.budget.queued_bytes == size
 
 
-def conversation(rng: random.Random) -> None:
+def conversation(dice: Dice) -> None:
     """Hold one conversation."""
-    world = World(max_queued_messages=rng.choice([2, 100]), receive_maximum=rng.choice([2, 65535]))
+    pick = dice.pick
+    world = World(max_queued_messages=pick((2, 100)), receive_maximum=pick((2, 65535)))
+    broker = world.broker
     devices: list[Device] = []
-    for _ in range(rng.randrange(5, 40)):
-        if not devices or rng.random() < 0.15:
-            version = rng.choice([4, 5])
-            devices.append(Device(world.broker, version))
-            devices[-1].link.received(encode(connect(rng, version), version))
+    for _ in range(pick(range(5, 40))):
+        if not devices or dice.random() < 0.15:
+            version = pick((4, 5))
+            devices.append(Device(broker, version))
+            devices[-1].link.received(pick(CONNECTS[version]))
             continue
-        device = rng.choice(devices)
-        match rng.randrange(12):
+        device = pick(devices)
+        match pick(range(12)):
             case 0:
                 device.drop()
                 devices.remove(device)
@@ -107,33 +132,35 @@ def conversation(rng: random.Random) -> None:
             case 2:
                 device.link.writable()
             case 3:
-                world.pass_(rng.choice([0.5, 2, 6]))
+                world.pass_(pick((0.5, 2, 6)))
             case 4 if not device.closed:
-                device.link.received(one_input(rng) or b"\0")
+                device.link.received(one_input(dice) or b"\0")
             case 5 if not device.closed:
-                device.link.received(rng.choice(PIECES))
+                device.link.received(pick(PIECES))
             case _ if not device.closed:
-                raw = b"".join(encode(packet(rng), device.version) for _ in range(rng.choice([1, 1, 3])))
-                cut = rng.randrange(len(raw)) if rng.random() < 0.2 else 0
+                said = SAID[device.version]
+                raw = b"".join([pick(said[pick(KINDS)]) for _ in range(pick((1, 1, 3)))])
+                cut = pick(range(len(raw))) if dice.random() < 0.2 else 0
                 for part in (raw[:cut], raw[cut:]):
                     if part and not device.closed:
                         device.link.received(part)
-        check(world.broker)
+        check(broker)
     for device in devices:
         device.drop()
-    for name in list(world.broker.sessions):
-        world.broker.kick(name, end=True)
-    check(world.broker)
-    assert (len(world.broker.tree), world.broker.groups, world.broker.links) == (0, {}, set())
-    assert world.broker.budget.queued_bytes == 0
+    for name in list(broker.sessions):
+        broker.kick(name, end=True)
+    check(broker)
+    assert (len(broker.tree), broker.groups, broker.links) == (0, {}, set())
+    assert broker.budget.queued_bytes == 0
 
 
 def run(inputs: int, seed: int) -> None:
     """Hold that many conversations."""
+    dice = Dice()
     for number in range(inputs):
-        rng = random.Random(f"{seed} {number}")
+        dice.seed(seed << 40 | number)
         try:
-            conversation(rng)
+            conversation(dice)
         except Exception:
             print(f"conversation {number} of seed {seed}")
             raise

@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import datetime as dt
 import ssl
 import sys
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
+from penstock.cli.mqtt_format import parse_format
 from penstock.cli.output import emit_lines, json_line
 from penstock.errors import OptionsError
 from penstock.mqtt.client import Client, ClientOptions, Message
@@ -113,7 +112,7 @@ class Printer:
             parts = parse_format(format)
             self.line = lambda message: b"".join(part(message) for part in parts) + end
         elif verbose:
-            self.line = lambda message: message.topic.encode() + b" " + message.payload + end
+            self.line = lambda message: message.topic.encode() + b" " + (message.payload or b"(null)") + end
         else:
             self.line = lambda message: message.payload + end
 
@@ -165,50 +164,3 @@ def row(message: Message) -> dict[str, Any]:
     except UnicodeDecodeError:
         found["payload_base64"] = base64.b64encode(message.payload).decode()
     return found
-
-
-def parse_format(text: str) -> list[Callable[[Message], bytes]]:
-    r"""Return what prints each part of a format of mosquitto_sub.
-
-    >>> parts = parse_format("%t=%p (%q)\\n")
-    >>> b"".join(part(Message("a", b"x", 1)) for part in parts)
-    b'a=x (1)\n'
-    """
-    signs: dict[str, Callable[[Message], bytes]] = {
-        "%": lambda _: b"%",
-        "t": lambda m: m.topic.encode(),
-        "p": lambda m: m.payload,
-        "q": lambda m: b"%d" % m.qos,
-        "r": lambda m: b"%d" % m.retain,
-        "l": lambda m: b"%d" % len(m.payload),
-        "x": lambda m: m.payload.hex().encode(),
-        "X": lambda m: m.payload.hex().upper().encode(),
-        "j": lambda m: json_line(row(m))[:-1],
-        "J": lambda m: msgspec.json.format(json_line(row(m))),
-        "I": lambda _: dt.datetime.now().astimezone().strftime("%Y-%m-%dT%H:%M:%S%z").encode(),
-        "U": lambda _: b"%.9f" % time.time(),
-        "R": lambda m: (m.properties.response_topic or "").encode(),
-        "C": lambda m: (m.properties.content_type or "").encode(),
-        "D": lambda m: m.properties.correlation_data or b"",
-        "E": lambda m: b"" if m.properties.message_expiry is None else b"%d" % m.properties.message_expiry,
-        "P": lambda m: " ".join(f"{name}:{value}" for name, value in m.properties.user).encode(),
-        "S": lambda m: b" ".join(b"%d" % number for number in m.properties.subscription_ids),
-    }
-    escapes = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
-    parts: list[Callable[[Message], bytes]] = []
-    at = 0
-    while at < len(text):
-        sign, following = text[at], text[at + 1 : at + 2]
-        if sign == "%" and following in signs:
-            parts.append(signs[following])
-            at += 2
-        elif sign == "%":
-            raise OptionsError(f"-F: %{following} means nothing; known are {' '.join('%' + name for name in signs)}")
-        elif sign == "\\" and following in escapes:
-            parts.append(lambda _, raw=escapes[following]: raw)  # type: ignore[misc]
-            at += 2
-        else:
-            plain = sign.encode()
-            parts.append(lambda _, raw=plain: raw)  # type: ignore[misc]
-            at += 1
-    return parts

@@ -4,11 +4,12 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from penstock.kernel.atomics cimport get16, get32, get64, put64
+from penstock.kernel.atomics cimport get16, get32, get64
+from penstock.kernel.envelopebytes cimport (
+    ENVELOPE_HEAD as HEAD, ENVELOPE_VERSION as VERSION, put16, put32, put_envelope,
+)
 
 cdef enum:
-    HEAD = 20
-    VERSION = 1
     LAST_OP = 2
 
 
@@ -55,14 +56,6 @@ def decode(
         else:
             i = count
     return i
-
-
-cdef inline void put16(unsigned char *p, uint16_t v) noexcept nogil:
-    memcpy(p, &v, 2)
-
-
-cdef inline void put32(unsigned char *p, uint32_t v) noexcept nogil:
-    memcpy(p, &v, 4)
 
 
 cdef int64_t check(
@@ -124,19 +117,11 @@ def encode(
         for i in range(count):
             k, h, b = i if ks else 0, i if hs else 0, i if bs else 0
             out_offsets[i] = at
-            out[at] = VERSION
-            out[at + 1] = ops[i if os else 0]
-            put16(out + at + 2, flags[i if fs else 0])
-            put64(out + at + 4, times[i if ts else 0])
-            put32(out + at + 12, <uint32_t>key_lengths[k])
-            put32(out + at + 16, <uint32_t>header_lengths[h])
-            at += HEAD
-            if key_lengths[k]:
-                memcpy(out + at, &key_data[0] + key_offsets[k], key_lengths[k])
-                at += key_lengths[k]
-            if header_lengths[h]:
-                memcpy(out + at, &header_data[0] + header_offsets[h], header_lengths[h])
-                at += header_lengths[h]
+            at = put_envelope(
+                out + at, ops[i if os else 0], flags[i if fs else 0], times[i if ts else 0],
+                &key_data[0] + key_offsets[k], key_lengths[k],
+                &header_data[0] + header_offsets[h], header_lengths[h], 0,
+            ) - out
             if lengths[b]:
                 memcpy(out + at, &data[0] + offsets[b], lengths[b])
                 at += lengths[b]

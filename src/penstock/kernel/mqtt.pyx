@@ -83,16 +83,6 @@ cdef class Run:
     read, has QoS 0 and needs no further look: no retain, alias, expiry, and no ``$`` at the start of its topic.
     """
 
-    cdef readonly bytes data
-    cdef public bytes topic
-    cdef readonly bytes forward
-    cdef readonly Py_ssize_t start, end, count, longest, payload_bytes
-    cdef readonly int qos, first_id, alias
-    cdef readonly long long expiry
-    cdef readonly bint retain, dup, version5, plain
-    cdef public double deadline
-    cdef Py_ssize_t head   # bytes of a body before its payload
-
     def wire(self, bint version5):
         """Return the packets as they came, or None when another connection needs them in another form."""
         if version5 != self.version5 or self.alias or self.expiry >= 0 or self.dup:

@@ -7,7 +7,8 @@
                    id (two bytes, the packet id, with QoS 2)   user.NAME (a user property each, in order)
                    content_type   response_topic   correlation_data   payload_format   message_expiry
 
-Taps write it, feeds, bridges and the outbox read it.  Headers of a run are the same, so they are encoded once.
+Taps write it, feeds, bridges and the outbox read it.  Headers of a run are the same
+but for packet ids, so they are encoded once.
 """
 
 from __future__ import annotations
@@ -17,15 +18,17 @@ from typing import Any, Final
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
+from penstock import kernel
+from penstock.batch import Batch, Spans
 from penstock.errors import CorruptionError
+from penstock.kernel.mqtt import Run
 from penstock.log.envelope import HEAD, NAME, VALUE
 from penstock.mqtt.packets import NONE, Properties
 from penstock.mqtt.properties import decode_properties, encode_varint
 from penstock.types import Op
 
-__all__ = ["Carried", "encode_carried", "headers_for", "id_header", "ids_of", "open_headers", "with_ids"]
+__all__ = ["Carried", "encode_carried", "encode_runs", "headers_for", "ids_of", "open_headers"]
 
 USER: Final = "user."
 RAW: Final = "properties"
@@ -85,23 +88,20 @@ def _header(name: bytes, value: bytes) -> bytes:
     return NAME.pack(len(name)) + name + VALUE.pack(len(value)) + value
 
 
-def id_header(packet_id: int) -> bytes:
-    """Return the header that keeps a packet id.
+def encode_runs(runs: list[Run], headers: list[bytes], times_ns: list[int]) -> Batch:
+    r"""Return the messages of many runs as records over one buffer, ready for ``append_many``.
 
-    >>> open_headers(headers_for(2, False, "c") + id_header(515)).packet_id
-    515
+    Headers and times are one for each run; messages of QoS 2 get their packet id as the last header.
+
+    >>> from penstock.kernel.mqtt import make_run
+    >>> runs = [make_run(b"a", [b"on", b"off"], 2, False), make_run(b"b", [b"1"], 0, False)]
+    >>> [(bytes(each)[-3:], len(each)) for each in encode_runs(runs, [b"", b""], [7, 8]).to_payloads()]
+    [(b'\x01on', 33), (b'off', 34), (b'\x00b1', 22)]
     """
-    return _ID + packet_id.to_bytes(2, "big")
-
-
-def with_ids(headers: bytes, first_id: int, count: int) -> tuple[bytes, NDArray[np.int64], NDArray[np.int64]]:
-    """Return headers for ids that count up: a buffer, and where those of each message are in it."""
-    length = len(headers) + len(_ID) + 2
-    rows = np.empty((count, length), np.uint8)
-    rows[:, : length - 2] = np.frombuffer(headers + _ID, np.uint8)
-    ids = np.arange(first_id, first_id + count)
-    rows[:, -2], rows[:, -1] = ids >> 8, ids & 255
-    return rows.tobytes(), np.arange(count, dtype=np.int64) * length, np.full(count, length, np.int64)
+    count = sum(run.count for run in runs)
+    offsets, lengths = np.empty(count, np.int64), np.empty(count, np.int64)
+    data = kernel.mqttcarry.carry(runs, headers, times_ns, _ID, offsets, lengths)
+    return Batch(data, offsets, Spans(offsets, lengths))
 
 
 def ids_of(headers: bytes) -> int:
@@ -112,7 +112,7 @@ def ids_of(headers: bytes) -> int:
 
 
 def encode_carried(topic: bytes, payload: bytes, headers: bytes, when_ns: int, op: Op = Op.PUT) -> bytes:
-    """Return one record; ``encode_envelopes`` makes many.
+    """Return one record; ``encode_runs`` makes many.
 
     >>> from penstock.log.envelope import decode_envelope
     >>> decode_envelope(encode_carried(b"a/b", b"on", b"", 7)).key

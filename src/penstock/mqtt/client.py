@@ -49,6 +49,7 @@ class Message(msgspec.Struct, frozen=True):
     retain: bool = False
     dup: bool = False
     properties: Properties = NONE
+    packet_id: int = 0
 
 
 class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -412,9 +413,10 @@ class Client:
             self._took(arrived.run.count)
             self._taken, run = [arrived], arrived.run
             topic, properties = run.topic.decode(), _properties_of(run)
-            for payload in run.payloads():
+            for index, payload in enumerate(run.payloads()):
                 self._handed += 1
-                yield Message(topic, payload, run.qos, run.retain, run.dup, properties)
+                packet_id = run.first_id + index if run.qos else 0
+                yield Message(topic, payload, run.qos, run.retain, run.dup, properties, packet_id)
 
     async def batches(self) -> AsyncIterator[list[Run]]:
         """Yield all that has come in, as runs of one topic; acknowledged when the next batch is asked for."""

@@ -16,6 +16,7 @@ import msgspec
 
 from penstock.errors import NotConnected, OptionsError
 from penstock.mqtt.explain import describe_session, explain
+from penstock.mqtt.topics import is_topic
 from penstock.net.unixpath import short_path
 
 if TYPE_CHECKING:
@@ -99,7 +100,9 @@ class Control:
         match question.do:
             case "sessions":
                 return {"ok": [describe_session(broker, each) for each in broker.sessions.values()]}
-            case "explain" if question.topic:
+            case "explain" if question.topic is not None:
+                if not is_topic(question.topic):
+                    return {"error": f"{question.topic[:100]!r} is no topic of a message"}
                 return {"ok": explain(broker, question.topic, question.client)}
             case "session" if session is not None:
                 return {"ok": describe_session(broker, session, full=True)}

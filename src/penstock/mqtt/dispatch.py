@@ -88,7 +88,7 @@ class Dispatch(Agenda):
         if plan is NOBODY:
             return Reason.NO_MATCHING_SUBSCRIBERS
         if plan.taps:
-            self.copy(plan.taps, run, publisher, acknowledged=acknowledged, origin=origin)
+            self.copy(plan.taps, [run], publisher, acknowledged=acknowledged, origin=origin)
             reason = self._deliver(run, plan, publisher)
             return Reason.SUCCESS if reason == Reason.NO_MATCHING_SUBSCRIBERS else reason
         return self._deliver(run, plan, publisher)
@@ -96,17 +96,17 @@ class Dispatch(Agenda):
     def copy(
         self,
         taps: tuple[Tap, ...],
-        run: Run,
+        runs: list[Run],
         publisher: Session | None,
         *,
         acknowledged: bool = False,
         origin: Origin | None = None,
     ) -> None:
-        """Hand a run to taps; not to one whose owner brought it."""
+        """Hand runs to taps, several only where they are not acknowledged; not to one whose owner brought them."""
         client = publisher.client_id if publisher is not None else origin.name if origin is not None else ""
         for tap in taps:
             if origin is None or tap.owner is not origin:
-                tap.take(run, publisher, client, acknowledged=acknowledged)
+                tap.take(runs, publisher, client, acknowledged=acknowledged)
 
     def publish_message(
         self, topic: str, payload: bytes, *, qos: int = 0, retain: bool = False, will: Will | None = None

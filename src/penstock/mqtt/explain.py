@@ -85,7 +85,7 @@ def _fate(broker: Broker, topic: str, session: Session, found: list[Subscription
         if not session.has_room:
             return "dropped", _full(session)
         return "queued", f"its connection does not keep up; {session.queued_messages} messages wait; QoS 0 is dropped"
-    if qos and session.queue:
+    if qos and (session.queue or session.link.room(session) <= 0):
         if not session.has_room:
             return "dropped", _full(session)
         return "queued", f"{session.exchange.messages} are unacknowledged, {session.queued_messages} wait before it"

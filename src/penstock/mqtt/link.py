@@ -181,22 +181,25 @@ class Link(Handshake):
                 break
             if found is not plan:
                 if streak and plan is not None:
-                    broker.deliver_streak(plan, streak)
+                    self._deliver_streak(plan, streak)
                     streak = []
                 plan = found
-            if found.taps:
-                broker.copy(found.taps, run, session)
             streak.append(run)
             count += run.count
             payload += run.payload_bytes
             at += 1
         if streak and plan is not None:
-            broker.deliver_streak(plan, streak)
+            self._deliver_streak(plan, streak)
         counts = self._counts
         counts.messages_received += count
         counts.publish_received += count
         counts.publish_bytes_received += payload
         return items[at:]
+
+    def _deliver_streak(self, plan: Plan, streak: list[Run]) -> None:
+        if plan.taps:
+            self.broker.copy(plan.taps, streak, self.session)
+        self.broker.deliver_streak(plan, streak)
 
     # --- What a client publishes
 
@@ -207,7 +210,7 @@ class Link(Handshake):
         plan = broker.routes.find(run.topic)
         if plan.plain:
             if plan.taps:
-                broker.copy(plan.taps, run, self.session)
+                broker.copy(plan.taps, [run], self.session)
             broker.deliver_plain(plan, run, data)
         else:
             broker.publish(run, self.session)

@@ -25,6 +25,7 @@ from penstock.mqtt.feed import Feed, FeedSpec, FeedTaker
 from penstock.mqtt.packets import NONE, Properties
 from penstock.mqtt.properties import encode_properties
 from penstock.mqtt.remote import Remote, RemoteSpec, RemoteTaker
+from penstock.mqtt.topics import is_topic
 from penstock.net.loop import run
 
 __all__ = ["Outbox"]
@@ -100,7 +101,7 @@ class Outbox:
         properties: Properties = NONE,
     ) -> int:
         """Keep messages of one topic in one write; return the position of the last."""
-        if not topic or "+" in topic or "#" in topic or "\0" in topic or len(topic.encode()) > 65535:
+        if not is_topic(topic):
             raise OptionsError(f"{topic[:80]!r} is no topic to publish to")
         if qos not in (0, 1, 2):
             raise OptionsError(f"qos={qos}: must be 0, 1 or 2")

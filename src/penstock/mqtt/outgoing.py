@@ -133,7 +133,7 @@ class Outgoing(Sink):
         keeps = broker.journal.keeps and session.expiry > 0
         if keeps and stored is None:
             stored = broker.journal.store(run)
-        if self._packet_limit == LARGEST and taken <= self._room(session):  # the way it nearly always is
+        if self._packet_limit == LARGEST and taken <= self.room(session):  # the way it nearly always is
             flight, unnumbered = session.exchange.begin(run, qos, retain, identifiers, stored, start)
             if keeps:
                 broker.journal.sent(session, flight, queued)
@@ -148,7 +148,7 @@ class Outgoing(Sink):
             broker.journal.lost(session, missing, "packet too large", fresh=not queued)
         while parts:
             part, start = parts.popleft()
-            room = self._room(session)
+            room = self.room(session)
             if room <= 0 and queued:  # they are the first that wait, and stay it
                 for rest, at in reversed([(part, start), *parts]):
                     session.put_back(Waiting(rest, qos, retain, identifiers, stored, at, broker.clock.monotonic()))
@@ -193,7 +193,7 @@ class Outgoing(Sink):
             self._transmit(flight, dup=True)
         if session.replays:
             self._replay(session)
-        while session.queue and session.ready and not session.resend and self._room(session) > 0:
+        while session.queue and session.ready and not session.resend and self.room(session) > 0:
             waiting = session.dequeue()
             if self.broker.drop_if_late(session, waiting):
                 continue
@@ -213,7 +213,7 @@ class Outgoing(Sink):
                     self.broker.journal.consumed(session, waiting.stored, waiting.start + waiting.count)
                     self.broker.journal.lost(session, waiting.count, "not authorized")
                 continue
-            room = self._room(session)
+            room = self.room(session)
             if room < waiting.count:
                 waiting, rest = waiting.split(room)
                 session.put_back(rest)
@@ -226,7 +226,7 @@ class Outgoing(Sink):
 
     def _replay(self, session: Session) -> None:
         """Send retained messages as far as the client's window and its connection go."""
-        room = self._room(session)
+        room = self.room(session)
         while session.replays and session.ready and room > 0:
             found = next(session.replays[0], None)
             if found is None:
@@ -235,11 +235,11 @@ class Outgoing(Sink):
             run, qos, identifiers = found
             if qos:
                 self.send(run, qos, True, identifiers)
-                room = self._room(session)
+                room = self.room(session)
             else:
                 self.send_at_most_once(run, True, identifiers)
 
-    def _room(self, session: Session) -> int:
+    def room(self, session: Session) -> int:
         """Return how many messages may be sent before more are acknowledged."""
         if not session.ready or session.exchange.size >= self.broker.options.max_queued_bytes:
             return 0

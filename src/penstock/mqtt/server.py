@@ -530,7 +530,7 @@ def _memory() -> tuple[int, int]:
     except (OSError, ValueError, IndexError):
         now = 0
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return now or most, most
+    return now or most, max(now, most)  # the system brings the latter up to date now and then
 
 
 def _version() -> str:

@@ -19,19 +19,16 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
-from penstock.batch import Batch, Spans
+from penstock.batch import Batch
 from penstock.disk.executor import disk_executor
 from penstock.errors import OptionsError, PenstockError
 from penstock.kernel.mqtt import Run
 from penstock.lifecycle import Health, State
 from penstock.log.detect import open_log
-from penstock.log.envelope import encode_envelopes
 from penstock.log.face import LogWriter
 from penstock.log.options import SyncMode
 from penstock.metrics import REGISTRY
-from penstock.mqtt.carried import encode_carried, headers_for, id_header, with_ids
+from penstock.mqtt.carried import encode_runs, headers_for
 from penstock.mqtt.gate import Ticket, TurnGate
 from penstock.mqtt.places import TapPlace
 from penstock.mqtt.reasons import Reason
@@ -51,8 +48,8 @@ _log = logging.getLogger(__name__)
 _records = REGISTRY.counter("mqtt_tap_records", "messages that taps wrote into logs", labels=("tap",))
 _lost = REGISTRY.counter("mqtt_tap_lost", "messages that a tap did not write, by reason", labels=("tap", "reason"))
 
-MANY: Final = 16
-"""A run of so many messages is encoded in one call; fewer are joined one by one, which is faster then."""
+PIECE_BYTES: Final = 1 << 20
+"""What a turn brought is encoded and appended in pieces of about this size, which stay in the processor's cache."""
 
 FIRST_RETRY_SECONDS: Final = 0.25
 LAST_RETRY_SECONDS: Final = 5.0
@@ -60,12 +57,24 @@ MOST_HEADERS: Final = 4096
 
 
 class _Entry:
-    """A run that waits for its log."""
+    """Runs of one publisher that wait for their log: one that is acknowledged, or several of QoS 0."""
 
-    __slots__ = ("client", "run", "session", "ticket", "when_ns")
+    __slots__ = ("client", "doubled", "runs", "session", "ticket", "when_ns")
 
-    def __init__(self, run: Run, client: str, session: Session | None, ticket: Ticket | None, when_ns: int) -> None:
-        self.run, self.client, self.session, self.ticket, self.when_ns = run, client, session, ticket, when_ns
+    def __init__(
+        self, runs: list[Run], client: str, session: Session | None, ticket: Ticket | None, when_ns: int
+    ) -> None:
+        self.runs, self.client, self.session, self.ticket, self.when_ns = runs, client, session, ticket, when_ns
+        self.doubled: list[int] = []
+        """Packet ids of messages that came with these and are in the log already."""
+
+    @property
+    def count(self) -> int:
+        return sum(run.count for run in self.runs)
+
+    @property
+    def qos(self) -> int:
+        return 2 if self.doubled else self.runs[0].qos
 
 
 class _Trouble:
@@ -215,7 +224,7 @@ class Tap:
     @property
     def waiting(self) -> int:
         """Messages that wait for a log that cannot be written."""
-        return sum(entry.run.count for trouble in self._troubles.values() for entry in trouble.backlog)
+        return sum(entry.count for trouble in self._troubles.values() for entry in trouble.backlog)
 
     @property
     def writer(self) -> LogWriter | None:
@@ -225,11 +234,11 @@ class Tap:
 
     # --- What the broker hands over
 
-    def take(self, run: Run, session: Session | None, client: str, *, acknowledged: bool) -> None:
-        """Take a run that is being published; its acknowledgement, if there is one, waits."""
+    def take(self, runs: list[Run], session: Session | None, client: str, *, acknowledged: bool) -> None:
+        """Take runs that are being published; the acknowledgement, if there is one, waits: it is of one run then."""
         broker, gate = self.broker, self._gate
         ticket = gate.ticket() if acknowledged and self.spec.ack == "tap" else None
-        self._entries.append(_Entry(run, client, session, ticket, broker.clock.now_ns()))
+        self._entries.append(_Entry(runs, client, session, ticket, broker.clock.now_ns()))
         if len(self._entries) == 1:
             gate.changed()
 
@@ -244,7 +253,8 @@ class Tap:
         places: dict[str, list[_Entry]] = {}
         path = self._place.path
         for entry in entries:
-            places.setdefault(path(entry.run.topic, entry.client), []).append(entry)
+            for one in _single_runs(entry):
+                places.setdefault(path(one.runs[0].topic, one.client), []).append(one)
         for where, some in places.items():
             self._write(where, some)
         return None
@@ -275,42 +285,47 @@ class Tap:
     def _write_fitting(self, path: str, entries: list[_Entry], before: int | None, reason: str) -> None:
         """Write what the log takes; what it never will (too large, a channel too many) is refused, not held."""
         log = self._logs.get(path)
-        fitting, at = [], 0
+        fitting, at, left = [], 0, [one for entry in entries for one in _single_runs(entry)]
         try:
-            records = [[r for part in self._encoded([entry]) for r in _records_of(part)] for entry in entries]
+            records = [[r for part in self._encoded([entry]) for r in part.to_payloads()] for entry in left]
             done = 0 if log is None else log.written_since(before, [r for some in records for r in some])
-            for entry, some in zip(entries, records, strict=True):
-                left = some[max(0, done - at) :]
+            for some in records:
+                entry, rest = left[0], some[max(0, done - at) :]
                 at += len(some)
                 try:
                     if log is None:
                         raise OptionsError(reason)
-                    if left:
-                        log.append(left)
+                    if rest:
+                        log.append(rest)
                     fitting.append(entry)
                 except OptionsError as exc:
                     if self.spec.on_failure == "drop" or entry.ticket is None:
                         self._count_lost([entry], str(exc).partition(": ")[2] or str(exc))
                     else:
                         self._refuse(entry)
+                del left[0]
         except (OSError, PenstockError, MemoryError) as exc:
             if log is not None and fitting:
                 self._wrote(path, log, fitting)
-            self._begin_trouble(path, entries[len(fitting) :], str(exc))
+            self._begin_trouble(path, left, str(exc))
             return
         if log is not None and fitting:
             self._wrote(path, log, fitting)
 
     def _wrote(self, path: str, log: TappedLog, entries: list[_Entry]) -> None:
-        count = sum(entry.run.count for entry in entries)
+        count = sum(entry.count for entry in entries)
         self.records += count
         _records.add(count, tap=self.name)
         tell = self.broker.on_tapped
         if tell is not None:
             for entry in entries:
-                if b"traceparent" in entry.run.forward:
-                    tell(self.name, path, entry.run, entry.when_ns)
-        log.noted_later(count, any(entry.run.qos == 2 for entry in entries))
+                for run in entry.runs:
+                    if b"traceparent" in run.forward:
+                        tell(self.name, path, run, entry.when_ns)
+        log.noted_later(count, any(entry.qos == 2 for entry in entries))
+        for entry in entries:
+            if entry.doubled:
+                self._doubt.settle(entry.client, entry.doubled)
         waiting = [entry for entry in entries if entry.ticket is not None]
         if self.spec.sync == "always" and waiting:
             self._unsynced.setdefault(path, []).extend(waiting)
@@ -338,60 +353,45 @@ class Tap:
             self._logs.pop(oldest).close()
         return log
 
-    def _encoded(self, entries: list[_Entry]) -> Iterator[list[bytes] | Batch]:
-        """Yield records: many of a run in one batch, others in a list."""
-        few: list[bytes] = []
+    def _encoded(self, entries: list[_Entry]) -> Iterator[Batch]:
+        """Yield what entries hold as records, a piece at a time."""
+        runs: list[Run] = []
+        headers: list[bytes] = []
+        times: list[int] = []
+        size = 0
         for entry in entries:
-            run, headers = entry.run, self._headers_of(entry)
-            if run.count < MANY:
-                if run.qos == 2:
-                    few += [
-                        encode_carried(run.topic, payload, headers + id_header(run.first_id + at), entry.when_ns)
-                        for at, payload in enumerate(run.payloads())
-                    ]
-                else:
-                    few += [encode_carried(run.topic, each, headers, entry.when_ns) for each in run.payloads()]
-                continue
-            if few:
-                yield few
-                few = []
-            offsets, lengths = np.empty(run.count, np.int64), np.empty(run.count, np.int64)
-            run.spans(offsets, lengths)
-            heads: Any = headers
-            if run.qos == 2:
-                buffer, starts, sizes = with_ids(headers, run.first_id, run.count)
-                heads = (buffer, Spans(starts, sizes))
-            payloads = (run.data, Spans(offsets, lengths))
-            yield encode_envelopes(run.topic, payloads, event_times_ns=entry.when_ns, headers=heads)
-        if few:
-            yield few
+            for run in entry.runs:
+                runs.append(run)
+                headers.append(self._headers_of(entry.client, run))
+                times.append(entry.when_ns)
+                size += run.end - run.start
+                if size >= PIECE_BYTES:
+                    yield encode_runs(runs, headers, times)
+                    runs, headers, times, size = [], [], [], 0
+        if runs:
+            yield encode_runs(runs, headers, times)
 
-    def _headers_of(self, entry: _Entry) -> bytes:
-        run = entry.run
-        key = (entry.client, run.qos, run.retain, run.forward, run.expiry)
+    def _headers_of(self, client: str, run: Run) -> bytes:
+        key = (client, run.qos, run.retain, run.forward, run.expiry)
         found = self._headers.get(key)
         if found is None:
             if len(self._headers) >= MOST_HEADERS:
                 self._headers.clear()
-            found = self._headers[key] = headers_for(run.qos, run.retain, entry.client, run.forward, run.expiry)
+            found = self._headers[key] = headers_for(run.qos, run.retain, client, run.forward, run.expiry)
         return found
 
     def _without_doubled(self, entries: list[_Entry]) -> list[_Entry]:
         """Return what is not in the log already: QoS 2 messages that come again after a kill."""
         left = []
         for entry in entries:
-            run = entry.run
-            if run.qos != 2:
-                left.append(entry)
-                continue
-            parts = [run] if run.count == 1 else list(_single(run))
-            fresh = [part for part in parts if not self._doubt.has(entry.client, part)]
-            if len(fresh) == len(parts):
-                left.append(entry)
-                continue
-            left += [_Entry(part, entry.client, entry.session, None, entry.when_ns) for part in fresh]
-            if entry.ticket is not None:
-                entry.ticket.done()
+            if entry.qos == 2:
+                parts = [part for run in entry.runs for part in ([run] if run.count == 1 else _single(run))]
+                known = [self._doubt.has(entry.client, part) for part in parts]
+                if any(known):
+                    fresh = [part for part, there in zip(parts, known, strict=True) if not there]
+                    entry = _Entry(fresh, entry.client, entry.session, entry.ticket, entry.when_ns)
+                    entry.doubled = [part.first_id for part, there in zip(parts, known, strict=True) if there]
+            left.append(entry)
         return left
 
     # --- Durable
@@ -433,8 +433,7 @@ class Tap:
     def _fail(self, entries: list[_Entry], trouble: _Trouble) -> None:
         rule = self.spec.on_failure
         for entry in entries:
-            run = entry.run
-            if rule == "block" and run.qos < 2 and trouble.size < self.spec.max_backlog_bytes:
+            if rule == "block" and entry.qos < 2 and trouble.size < self.spec.max_backlog_bytes:
                 self._hold(entry, trouble)
             elif rule == "drop" or entry.ticket is None:
                 self._count_lost([entry], f"{rule}: {trouble.reason}" if rule != "drop" else trouble.reason)
@@ -442,18 +441,20 @@ class Tap:
                 self._refuse(entry)
 
     def _hold(self, entry: _Entry, trouble: _Trouble) -> None:
-        entry.run = entry.run.detached()
+        entry.runs = [run.detached() for run in entry.runs]
         trouble.backlog.append(entry)
-        trouble.size += entry.run.end - entry.run.start + 256
+        trouble.size += sum(run.end - run.start + 256 for run in entry.runs)
         link = entry.session.link if entry.session is not None else None
         if link is not None and link not in self._held:
             self._held.add(link)
             link.hold_reading()
 
     def _refuse(self, entry: _Entry) -> None:
-        session, run = entry.session, entry.run
-        if run.qos == 2 and session is not None:  # before the journal writes that they were received
-            session.received.difference_update(range(run.first_id, run.first_id + run.count))
+        session = entry.session
+        if entry.qos == 2 and session is not None:  # before the journal writes that they were received
+            for run in entry.runs:
+                session.received.difference_update(range(run.first_id, run.first_id + run.count))
+            session.received.difference_update(entry.doubled)
             if self.broker.journal.keeps and session.persistent:
                 self.broker.journal.session(session)
         assert entry.ticket is not None
@@ -461,7 +462,7 @@ class Tap:
 
     def _count_lost(self, entries: list[_Entry], reason: str) -> None:
         for entry in entries:
-            count = entry.run.count
+            count = entry.count
             self.lost[reason] = self.lost.get(reason, 0) + count
             _lost.add(count, tap=self.name, reason=reason)
             if entry.ticket is not None:
@@ -481,17 +482,22 @@ class Tap:
             if before is not None:
                 before.close()
             log = self._open(path)
-            records = [record for part in self._encoded(list(trouble.backlog)) for record in _records_of(part)]
+            records = [record for part in self._encoded(list(trouble.backlog)) for record in part.to_payloads()]
             done = log.written_since(last, records)
             if done < len(records):
                 log.append(records[done:])
+        except OptionsError as exc:  # something waits that the log never takes; who else waits need not
+            del self._troubles[path]
+            self._write_fitting(path, list(trouble.backlog), last, str(exc))
         except (OSError, PenstockError, MemoryError) as exc:
             trouble.reason = str(exc)
             self._try_later(path, trouble)
             return
-        del self._troubles[path]
-        _log.warning("%s: %s can be written again", self.name, path)
-        self._wrote(path, log, list(trouble.backlog))
+        else:
+            del self._troubles[path]
+            self._wrote(path, log, list(trouble.backlog))
+        if path not in self._troubles:
+            _log.warning("%s: %s can be written again", self.name, path)
         if not self._troubles:
             held, self._held = self._held, set()
             for link in held:
@@ -542,5 +548,7 @@ def _single(run: Run) -> Iterator[Run]:
     yield run
 
 
-def _records_of(part: list[bytes] | Batch) -> list[bytes]:
-    return part if isinstance(part, list) else part.to_payloads()
+def _single_runs(entry: _Entry) -> list[_Entry]:
+    if len(entry.runs) == 1 or entry.ticket is not None:
+        return [entry]
+    return [_Entry([run], entry.client, entry.session, None, entry.when_ns) for run in entry.runs]

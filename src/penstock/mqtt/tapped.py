@@ -216,6 +216,15 @@ class Doubt:
                 self._known[carried.client, carried.packet_id] = (topic, zlib.crc32(payload))
 
     def has(self, client: str, run: Run) -> bool:
-        """Return whether this message is in the log already; it is in doubt no longer."""
-        found = self._known.pop((client, run.first_id), None)
-        return found is not None and run.dup and found == (run.topic, zlib.crc32(run.payload()))
+        """Return whether this message is in the log already; another one under its id ends the doubt."""
+        key = (client, run.first_id)
+        found = self._known.get(key)
+        if found is None or (run.dup and found == (run.topic, zlib.crc32(run.payload()))):
+            return found is not None
+        del self._known[key]
+        return False
+
+    def settle(self, client: str, ids: list[int]) -> None:
+        """Forget messages whose sessions know of them now."""
+        for packet_id in ids:
+            self._known.pop((client, packet_id), None)

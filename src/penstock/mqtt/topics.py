@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from typing import Generic, TypeVar
 
-__all__ = ["FilterTree", "TopicTree", "is_filter", "matches", "split_share"]
+__all__ = ["FilterTree", "TopicTree", "is_filter", "is_topic", "matches", "split_share"]
 
 T = TypeVar("T")
 
@@ -28,6 +28,15 @@ def is_filter(text: str) -> bool:
     if any(("+" in level and level != "+") or ("#" in level and level != "#") for level in levels):
         return False
     return "#" not in levels[:-1]
+
+
+def is_topic(text: str) -> bool:
+    """Whether messages may be published to it.
+
+    >>> [is_topic(each) for each in ("a/b", "/", "a/#", "+", "")]
+    [True, True, False, False, False]
+    """
+    return bool(text) and not any(each in text for each in "+#\0") and len(text.encode()) <= 65535
 
 
 def split_share(text: str) -> tuple[str | None, str]:

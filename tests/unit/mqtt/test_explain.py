@@ -161,3 +161,26 @@ def test_bytes_of_every_packet_are_counted() -> None:
 def test_memory_has_mosquittos_names() -> None:
     values = SysTopics(World().broker, "1", memory=lambda: (5, 7)).values()
     assert (values["heap/current"], values["heap/maximum"]) == ("5", "7")
+
+
+def test_a_client_that_owes_acknowledgements_is_said_to_wait() -> None:
+    world = World()
+    device = world.device("dev", properties={"receive_maximum": 1, "session_expiry": 100})
+    device.subscribe("a", qos=1)
+    world.device("pub").publish("a", b"1", 1, 1)
+    assert fates(world, "a")["dev"] == ("queued", "1 are unacknowledged, 0 wait before it")
+
+
+def test_what_is_no_topic_cannot_be_explained() -> None:
+    control = Control(World().broker)
+    for topic in ("a/#", "+", "", "a\0", "x" * 65536):
+        question = json.dumps({"do": "explain", "topic": topic}).encode()
+        assert "is no topic of a message" in control.answer(question)["error"], topic
+
+
+def test_the_most_memory_is_never_less_than_what_is_used_now() -> None:
+    from penstock.mqtt.server import _memory
+
+    held = bytearray(b"x" * (8 << 20))
+    now, most = _memory()
+    assert len(held) < now <= most

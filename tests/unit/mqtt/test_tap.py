@@ -322,3 +322,88 @@ def test_specs_are_checked(tmp_path: Path) -> None:
     world = World()
     with pytest.raises(OptionsError, match="hold back"):
         Tap(TapSpec(filter="#", path=f"{tmp_path}/x"), world.broker).attach()
+
+
+def test_many_topics_of_one_read_go_to_their_channels_in_order(tmp_path: Path) -> None:
+    world = Tapped(TapSpec(filter="#", path=f"{tmp_path}/all"), TapSpec(filter="plant/#", path=f"{tmp_path}/by/{{2}}"))
+    device = world.device()
+    topics = [f"plant/{number % 3}/{number}" for number in range(30)]
+    device.send_raw(b"".join(p_bytes(topic, b"%d" % number, 0, 0) for number, topic in enumerate(topics)))
+    world.turn()
+    found = records(f"{tmp_path}/all")
+    assert [(record.key.decode(), int(record.payload)) for record in found] == [(t, n) for n, t in enumerate(topics)]
+    assert {record.headers["client"] for record in found} == {b"dev"}
+    for name in range(3):
+        assert payloads(f"{tmp_path}/by/{name}") == [b"%d" % number for number in range(name, 30, 3)]
+    assert [tap.records for tap in world.taps] == [30, 30]
+    world.close()
+
+
+def test_a_message_the_log_can_never_take_does_not_keep_it_from_being_written_again(tmp_path: Path) -> None:
+    path = f"{tmp_path}/log"
+    world = Tapped(TapSpec(filter="#", path=path))
+    device, other = world.device("dev"), world.device("other")
+    mend = broken(world, path)
+    device.publish("a", b"1", 1, packet_id=1)
+    device.publish("a", bytes(5 << 20), 1, packet_id=2)
+    other.publish("a", b"3", 1, packet_id=1)
+    device.publish("a", bytes(5 << 20))
+    assert (world.turn(device), world.turn(other)) == ([], [])
+    mend()
+    world.pass_(5.0)
+    assert device.read() == [p.Ack(Kind.PUBACK, 1), p.Ack(Kind.PUBACK, 2, 0x97)]
+    assert other.read() == [p.Ack(Kind.PUBACK, 1)]
+    assert payloads(path) == [b"1", b"3"]
+    assert (world.taps[0].health().state.value, sum(world.taps[0].lost.values())) == ("ready", 1)
+    assert (device.wire.reading, other.wire.reading) == (True, True)
+    world.close()
+
+
+def test_what_was_refused_stays_so_when_the_log_fails_right_after(tmp_path: Path) -> None:
+    path = f"{tmp_path}/log"
+    world = Tapped(TapSpec(filter="#", path=path))
+    device, other = world.device("dev"), world.device("other")
+    log = world.taps[0]._logs[path]
+    real, calls = log.append, []
+
+    def full_soon(part: Any) -> None:
+        calls.append(part)
+        if len(calls) == 3:  # the turn as a whole, the first message, the second
+            raise OSError(28, "No space left on device")
+        real(part)
+
+    device.publish("a", bytes(5 << 20), 1, packet_id=1)
+    other.publish("a", b"1", 1, packet_id=1)
+    log.append = full_soon  # type: ignore[method-assign]
+    assert world.turn(device) == [p.Ack(Kind.PUBACK, 1, 0x97)]
+    assert other.read() == []
+    world.pass_(5.0)
+    assert other.read() == [p.Ack(Kind.PUBACK, 1)]
+    assert payloads(path) == [b"1"]
+    assert world.taps[0].waiting == 0
+    world.close()
+
+
+def test_a_run_partly_in_the_log_is_acknowledged_when_the_rest_is_there_too(tmp_path: Path) -> None:
+    path = f"{tmp_path}/log"
+    persistent: dict[str, Any] = {"clean": False, "properties": {"session_expiry": 1000}}
+    world = Tapped(TapSpec(filter="#", path=path))
+    device = world.device("dev", **persistent)
+    device.publish("a", b"1", 2, packet_id=1)
+    world.taps[0].end_turn()  # the log has it; the process dies before the journal does
+    world.taps[0]._logs[path].writer.close()
+
+    again = Tapped()
+    device = again.device("dev", **persistent)
+    again.taps = [Tap(TapSpec(filter="#", path=path), again.broker)]
+    again.taps[0].attach()
+    mend = broken(again, path)
+    device.send_raw(b"".join(p_bytes("a", b"%d" % n, 2, n, dup=True) for n in (1, 2)))
+    acks = again.turn(device)
+    assert acks == [p.Ack(Kind.PUBREC, 1, 0x97), p.Ack(Kind.PUBREC, 2, 0x97)]
+    mend()
+    again.pass_(5.0)
+    device.send_raw(b"".join(p_bytes("a", b"%d" % n, 2, n, dup=True) for n in (1, 2)))
+    assert again.turn(device) == [p.Ack(Kind.PUBREC, 1), p.Ack(Kind.PUBREC, 2)]
+    assert payloads(path) == [b"1", b"2"]
+    again.close()

@@ -65,6 +65,7 @@ class Tip:
         self._head: tuple[ChannelFile, Mapping] | None = None  # the mapped channel header, and whose it is
         self._ahead = Ahead()
         self._draft: Draft | None = None  # the next file, made ready
+        self._following: tuple[Mapping, int] | None = None  # the next window of this file, and where that starts
         if not sequences:
             self._create(0, options.region_bytes or DEFAULT_REGION_BYTES)
             sequences = [0]
@@ -199,7 +200,13 @@ class Tip:
         if mapped < 0:
             _writable(file).allocate(offset, file.region_bytes)
         same = offset - self._window_start < len(self._window)
-        window, start = (self._window, self._window_start) if same else file.window(offset, writable=True)
+        if same:
+            window, start = self._window, self._window_start
+        elif self._following is not None and self._following[1] == offset:
+            window, start = self._following
+        else:
+            window, start = file.window(offset, writable=True)
+        self._following = None
         kernel.xchannelwrite.install_header(window, offset - start)
         place = self._place(file, offset, window)
         self.appender.commit_skip()
@@ -232,7 +239,11 @@ class Tip:
         """Have what comes next made ready while this region is filled: another region, or the next file."""
         if self._region_end + footprint(0) + SLOT_BYTES <= self._roll_end:  # there will be a record in it
             if self._ahead.should_prepare(self.file.region_bytes):
-                self._ahead.ask(self.file, self._window, self._window_start, self._region_end)
+                window, start = self._window, self._window_start
+                if self._region_end - start >= len(window):
+                    with contextlib.suppress(OSError):  # the writer will meet the same when it comes there
+                        window, start = self._following = self.file.window(self._region_end, writable=True)
+                self._ahead.ask(self.file, window, start, self._region_end)
         elif self._draft is None and self._ahead.should_prepare(self._roll_end):
             with contextlib.suppress(OSError):  # the roll will meet the same, and say so
                 self._draft = self._new_draft(self.file.sequence + 1, self.file.region_bytes)
@@ -249,6 +260,7 @@ class Tip:
             successor.close()
             raise
         ended = self.appender.position
+        self._following = None
         self.appender.commit_roll(max(0, time.time_ns()))
         self._note_roll(ended)
         self._ahead.give_back(self.file)

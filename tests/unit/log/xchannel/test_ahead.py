@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.log.xchannel import Reader, Writer, XChannelLog, ahead as module
+from penstock.log.xchannel import Reader, Writer, XChannelLog, ahead as module, files
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="room is made ahead on Linux only")
 
@@ -56,8 +56,12 @@ def fill(path: Path, roll_bytes: int) -> dict[str, bytes]:
     return found
 
 
+@pytest.mark.parametrize("regions_mapped", [256, 2])
 @pytest.mark.parametrize("roll_bytes", [0, 3 * REGION, 5 * REGION + 1000])
-def test_files_are_the_same_with_and_without(roll_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_the_same_with_and_without(
+    roll_bytes: int, regions_mapped: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "WINDOW_BYTES", regions_mapped * REGION)
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     before = threads()
@@ -69,12 +73,16 @@ def test_files_are_the_same_with_and_without(roll_bytes: int, tmp_path: Path, mo
     assert gone(before)
 
 
-def test_a_region_is_ready_before_it_is_needed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("regions_mapped", [256, 3])
+def test_a_region_is_ready_before_it_is_needed(
+    regions_mapped: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "WINDOW_BYTES", regions_mapped * REGION)  # the fourth may begin another window
     path = tmp_path / "chan"
     with Writer.open(path, region_bytes=REGION) as writer:
         for _ in range(3):
             writer.append(bytes(REGION - 200))
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 20
         while path.stat().st_size < 4 * REGION and time.monotonic() < deadline:
             time.sleep(0.001)
         assert path.stat().st_size == 4 * REGION
@@ -177,7 +185,7 @@ def test_a_killed_writer_leaves_a_region_that_the_next_one_uses(tmp_path: Path) 
     with subprocess.Popen([sys.executable, "-c", SCRIPT, str(path)], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"written\n"
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 20
         while path.stat().st_size < 4 * REGION and time.monotonic() < deadline:
             time.sleep(0.001)
         process.send_signal(signal.SIGKILL)
