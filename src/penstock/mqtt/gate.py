@@ -303,6 +303,8 @@ class TurnGate:
         self.held_bytes = 0
         self.trouble = ""
         """Why the last turn could not be written, until one is."""
+        self.before_writing: Callable[[], None] | None = None
+        """Called before the steps write: what waits for no disk leaves while they do."""
         self.on_trouble: Callable[[], None] | None = None
         """Called when trouble begins, changes or is over."""
         self._loop = loop
@@ -362,6 +364,8 @@ class TurnGate:
         self._called = False
         if self._closed:
             return
+        if self.before_writing is not None:
+            self.before_writing()
         turn = _Turn(self._held)
         self._held = []
         self._turns.append(turn)

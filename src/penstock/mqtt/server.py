@@ -270,6 +270,8 @@ class MqttServer:
         self._listeners = await listen(
             self._endpoints(), self._link, admission=Admission(options.limits), ports=self._ports
         )
+        if isinstance(self.broker.gate, TurnGate):
+            self.broker.gate.before_writing = self._listeners.flush
         if self.data is not None:
             make_folders(self.data)
             control = Endpoint(name="control", path=os.path.join(self.data, SOCKET), mode=0o600)

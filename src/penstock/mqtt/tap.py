@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 _records = REGISTRY.counter("mqtt_tap_records", "messages that taps wrote into logs", labels=("tap",))
 _lost = REGISTRY.counter("mqtt_tap_lost", "messages that a tap did not write, by reason", labels=("tap", "reason"))
 
-PIECE_BYTES: Final = 1 << 20
+PIECE_BYTES: Final = 128 << 10
 """What a turn brought is encoded and appended in pieces of about this size, which stay in the processor's cache."""
 
 FIRST_RETRY_SECONDS: Final = 0.25

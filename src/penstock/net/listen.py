@@ -107,6 +107,10 @@ class Listeners:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    def flush(self) -> None:
+        """Send what connections wrote in this turn so far, before something that takes a while."""
+        self._turns.flush()
+
     def stop_accepting(self) -> None:
         """Let nobody in any more; open connections go on."""
         if self._look is not None:

@@ -41,6 +41,10 @@ class LoopTurns(kernel.Turns):
         self._slots.put(connection, due)
         self._set_timer()
 
+    def flush(self) -> None:
+        """Send what connections wrote in this turn so far, before something that takes a while."""
+        self._flush()
+
     def forget(self, connection: Timed) -> None:
         """Never look at a connection again."""
         self._slots.discard(connection)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import pytest
 from mqtt_use import Device, ManualLoop, World
 
 from penstock.kernel.mqtt import Run
-from penstock.mqtt import packets as p
+from penstock.mqtt import MqttServer, ServerOptions, packets as p
 from penstock.mqtt.gate import MOST_HELD, TurnGate
 from penstock.mqtt.packets import Kind
 from penstock.mqtt.reasons import Reason
@@ -231,3 +232,29 @@ def test_who_has_too_much_waiting_is_not_read_from_until_it_left() -> None:
     assert sub.wire.reading
     assert len(sub.payloads()) == 3
     sub.ack(Kind.PUBACK, 1)
+
+
+def test_what_waits_for_no_disk_leaves_before_the_steps_write() -> None:
+    world = Gated()
+    order: list[str] = []
+
+    class Step:
+        def end_turn(self) -> None:
+            order.append("written")
+
+    world.gate.steps.append(Step())
+    world.gate.before_writing = lambda: order.append("flushed")
+    world.gate.changed()
+    world.loop.run()
+    assert order == ["flushed", "written"]
+
+
+async def test_a_server_sends_what_is_read_in_a_turn_before_it_writes_to_disk(tmp_path: Path) -> None:
+    server = MqttServer(ServerOptions(port=0), data=str(tmp_path / "data"))
+    await server.start()
+    try:
+        assert isinstance(server.broker.gate, TurnGate)
+        assert server._listeners is not None
+        assert server.broker.gate.before_writing == server._listeners.flush
+    finally:
+        await server.stop()
