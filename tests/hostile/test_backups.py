@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from command import penstock
 
 from penstock.errors import CorruptionError, OptionsError, PenstockError
 from penstock.log.envelope import CONTENT, Envelope, encode_envelope
@@ -125,6 +126,15 @@ def test_erasing_follows_no_link_out_of_the_data_directory(what: str, tmp_path: 
     found = erase_key(str(tmp_path / "data"), "ann", logs=True)
     assert [one.count for one in found] == [1]
     assert {path.name: path.read_bytes() for path in (tmp_path / "mine" / "log").iterdir()} == before
+
+
+def test_copying_and_erasing_make_nothing_in_a_folder_that_is_no_data_directory(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    back_up(str(tmp_path / "folder"), str(tmp_path / "copy"))
+    found = penstock("erase", tmp_path / "folder", "--key", "ann")
+    assert found.returncode == 2
+    assert "not the data directory of a node" in found.stderr
+    assert list((tmp_path / "folder").iterdir()) == []
 
 
 def test_a_data_directory_that_is_missing_is_refused(tmp_path: Path) -> None:

@@ -24,6 +24,13 @@ MEMORY_BYTES = 768 << 20
 CPU_SECONDS = 30.0
 READING = ("stat", "stat --count", "cat", "cat --skip-damage", "cat --json --skip-damage", "tail -n 3", "verify")
 FOLD = ("fold stat PATH", "fold dump PATH", "fold verify PATH")
+SPARK = ("spark PATH true", "spark PATH false")
+WRITING = {
+    "filechannel": ("send PATH x", "gc PATH", "compact PATH", "recv PATH --group g --timeout 0", "repair PATH"),
+    "messagelog": ("write PATH", "ship run --once PATH file://OUT/up"),
+    "xchannel": ("write PATH", "ship run --once PATH file://OUT/up"),
+    "store": ("artifact export PATH OUT/artifact", "artifact push PATH file://OUT/up"),
+}
 QUEUE = ("recv --timeout 0 --skip-damage", "recv --timeout 0")
 
 
@@ -226,10 +233,37 @@ def test_every_command_answers_within_its_limits(name: str, tmp_path: Path, long
     folder.mkdir()
     make(folder, long_run)
     before = _look(folder)
-    commands = [*(FOLD if kind == "store" else READING), *(QUEUE if kind == "filechannel" else ())]
+    commands = [*(FOLD if kind == "store" else (*READING, *SPARK)), *(QUEUE if kind == "filechannel" else ())]
     path = folder / {"xchannel": "chan", "store": "fold"}.get(kind, "")
     if not long_run:
         commands = [command for command in commands if "--json" not in command and command != "tail -n 3"]
+        if name not in ("queue_bomb", "log_places", "channel_lengths", "log_sparse"):
+            commands = [command for command in commands if command not in SPARK]
+    check(commands, path)
+    assert _look(folder) == before
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_whatever_writes_answers_too_and_touches_nothing_outside(name: str, tmp_path: Path, long_run: bool) -> None:
+    if not long_run and name not in ("queue_claim", "log_rest", "channel_linked", "store_linked"):
+        pytest.skip("in the long form")
+    kind, make = CASES[name]
+    folder, out, mine = tmp_path / "log", tmp_path / "out", tmp_path / "mine"
+    for each in (folder, out, mine):
+        each.mkdir()
+    make(folder, long_run)
+    (mine / "precious").write_bytes(b"precious")
+    path = folder / {"xchannel": "chan", "store": "fold"}.get(kind, "")
+    for entry in sorted(folder.iterdir())[:1]:
+        if not entry.is_dir():
+            os.symlink(mine / "precious", folder / f"{entry.name}.bad")
+    check([command.replace("OUT", str(out)) for command in WRITING[kind]], path)
+    assert (mine / "precious").read_bytes() == b"precious"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["log", "mine", "out"]
+
+
+def check(commands: list[str], path: Path) -> None:
+    """Run commands under limits, and see that each answers."""
     lines = [json.dumps(_words(command, path)) for command in commands]
     found = subprocess.run(
         [sys.executable, str(CHILD), str(MEMORY_BYTES), str(CPU_SECONDS)],
@@ -239,7 +273,6 @@ def test_every_command_answers_within_its_limits(name: str, tmp_path: Path, long
     assert len(answers) == len(commands), found.stderr[-2000:]
     wrong = [answer for answer in answers if answer["code"] not in (0, 1, 2) or "Traceback" in answer["stderr"]]
     assert wrong == []
-    assert _look(folder) == before
 
 
 def _words(command: str, path: Path) -> list[str]:

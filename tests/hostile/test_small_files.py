@@ -15,6 +15,7 @@ from penstock.channels.wire.config import load_config as load_channels
 from penstock.cli.mqtt import _options
 from penstock.disk import PosixDisk
 from penstock.errors import CorruptionError, OptionsError, PenstockError
+from penstock.log.filechannel import FileChannel
 from penstock.log.filechannel.group.journal import read_journal
 from penstock.mqtt.acl_files import AclFile
 from penstock.mqtt.state_open import KeptBroker
@@ -74,6 +75,18 @@ def test_settings_that_go_deep_are_an_answer(load: Callable[[str], Any], text: s
     (tmp_path / "deep.acl").write_text("[roles.a]\n" + text)
     with pytest.raises(OptionsError, match="deep"):
         AclFile(str(tmp_path / "deep.acl"))
+
+
+@pytest.mark.usefixtures("little_memory")
+def test_a_journal_of_a_group_that_is_a_hole_is_set_aside(tmp_path: Path) -> None:
+    with FileChannel.open(tmp_path / "jobs") as channel:
+        channel.append(b"one")
+        with channel.group("g") as group:
+            assert group.take(timeout=0) is not None
+    os.truncate(tmp_path / "jobs" / "penstock-group-g", 1 << 40)
+    with FileChannel.open(tmp_path / "jobs") as channel, channel.group("g") as group:
+        assert group.take(timeout=0) is not None  # it was not done
+    assert [path.stat().st_size for path in (tmp_path / "jobs").glob("*.bad")] == [1 << 40]
 
 
 def use_broker(folder: Path) -> None:

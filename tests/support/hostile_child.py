@@ -27,6 +27,23 @@ def interrupt(*_: Any) -> None:
     raise TooLong
 
 
+def read_as_spark(path: str, loss: str) -> None:
+    """Plan and read a log as Spark's driver and tasks do; what they raise is an answer like that of a command."""
+    from penstock.errors import PenstockError
+    from penstock.spark.source.columns import BASE
+    from penstock.spark.source.options import SourceOptions
+    from penstock.spark.source.table import LogSourceReader
+
+    try:
+        reader = LogSourceReader(SourceOptions.of({"path": path, "failOnDataLoss": loss}), BASE)
+        for partition in reader.partitions():
+            for _ in reader.read(partition):
+                pass
+    except (PenstockError, OSError) as exc:
+        print(exc, file=sys.stderr)
+        raise SystemExit(1) from None
+
+
 def main() -> None:
     memory, seconds = int(sys.argv[1]), float(sys.argv[2])
     from penstock.cli import main as cli
@@ -38,13 +55,15 @@ def main() -> None:
         "penstock.cli.records",
     ):
         __import__(module)
+    lines = [json.loads(line) for line in sys.stdin]
+    if any(words[0] == "spark" for words in lines):
+        __import__("penstock.spark.source.table")
     resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     signal.signal(signal.SIGPROF, interrupt)
     real = os.fdopen(os.dup(1), "w")
     sink = os.open(os.devnull, os.O_WRONLY)
     os.dup2(sink, 1)
-    for line in sys.stdin:
-        words = json.loads(line)
+    for words in lines:
         sys.argv = ["penstock", *words]
         errors, began = io.StringIO(), time.process_time()
         answer: dict[str, Any] = {"words": words}
@@ -52,7 +71,10 @@ def main() -> None:
         signal.setitimer(signal.ITIMER_PROF, seconds)
         try:
             with contextlib.redirect_stderr(errors):
-                cli.main()
+                if words[0] == "spark":
+                    read_as_spark(*words[1:])
+                else:
+                    cli.main()
             answer["code"] = 0
         except SystemExit as exc:
             answer["code"] = exc.code or 0

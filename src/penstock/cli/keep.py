@@ -86,9 +86,12 @@ def erase(
 
     from penstock.node.erase import Erased, erase_key, left_behind
     from penstock.node.node import hold_data
+    from penstock.node.version import FILE
 
     if not os.path.isdir(data):
         raise OptionsError(f"{data}: there is no such data directory")
+    if not os.path.exists(os.path.join(data, FILE)):
+        raise OptionsError(f"{data}: this is not the data directory of a node")
     with hold_data(data):
         found = erase_key(data, key, logs=logs, topics=topic or (), outside=outside)
         left = left_behind(data, logs=logs, outside=outside)

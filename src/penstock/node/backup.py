@@ -101,7 +101,7 @@ def back_up(data: str, target: str, tell: Tell = lambda _: None) -> BackupReport
     if not os.path.isdir(data):
         raise OptionsError(f"{data}: there is no such data directory")
     _check_vacant(target)
-    check_version(data)
+    check_version(data, note=False)  # a look, which makes nothing
     stage = os.path.join(data, STAGE)
     remove_tree(stage)
     make_folders(folder_of(target))

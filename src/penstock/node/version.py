@@ -22,7 +22,7 @@ class _Version(msgspec.Struct, forbid_unknown_fields=False):
     format: int
 
 
-def check_version(data: str) -> int:
+def check_version(data: str, *, note: bool = True) -> int:
     """Return the format of a data directory, noted if it is new; UnsupportedError if it is of a later release.
 
     >>> import tempfile
@@ -32,6 +32,8 @@ def check_version(data: str) -> int:
     """
     path, disk = os.path.join(data, FILE), disk_for(data)
     found = disk.stat(path)
+    if found is None and not note:
+        return FORMAT
     if found is None:
         save_atomically(disk, path, msgspec.json.encode(_Version(FORMAT)) + b"\n")
         return FORMAT

@@ -214,11 +214,13 @@ def _version(data: bytes) -> int:
 def _check_names(channel: str, entries: Iterable[Entry | PageRef | Trash], name: str) -> None:
     """Refuse what names a file or an object that is not the channel's own: nothing is trusted that was fetched."""
     for entry in entries:
-        extra = entry.extra if isinstance(entry, Entry) else ()
-        for file in (entry, *extra) if isinstance(entry, Entry) else ():
-            if not stays_below(file.name) or "/" in file.name:
-                raise CorruptionError(name, 0, f"{file.name!r} is no name of a file of {channel!r}")
-        for key in (entry.key, *(one.key for one in extra)):
+        keys = [entry.key]
+        if isinstance(entry, Entry):
+            keys += [extra.key for extra in entry.extra]
+            for file in (entry.name, *(extra.name for extra in entry.extra)):
+                if not stays_below(file) or "/" in file:
+                    raise CorruptionError(name, 0, f"{file!r} is no name of a file of {channel!r}")
+        for key in keys:
             if not stays_below(key) or not key.startswith((f"{channel}.segments/", f"{channel}.pages/")):
                 raise CorruptionError(name, 0, f"{key!r} is no key of an object of {channel!r}")
 

@@ -60,6 +60,8 @@ class GroupJournal:
             found = self._file_stat()
         assert self._file is not None
         first = self._end == 0
+        if found.size > JOURNAL_BYTES:
+            raise CorruptionError(self.path, JOURNAL_BYTES, f"a journal of {found.size} bytes, which none ever has")
         messages, good = split(self._file.read_at(self._end, found.size - self._end))
         events = _decode(self.path, messages, first=first)
         if first:
