@@ -27,7 +27,7 @@ from penstock.disk.threads import Threads
 from penstock.errors import ReplacedError, RevisionMismatch
 from penstock.kernel import Mapping
 
-__all__ = ["ObjectDisk", "ObjectDiskOptions", "ObjectFile", "view_of", "fetch_ranges"]
+__all__ = ["ObjectDisk", "ObjectDiskOptions", "ObjectFile", "ShortRange", "view_of", "fetch_ranges"]
 
 LISTING_SECONDS: Final = 1.0
 """How long what a listing said is believed: one look at a log asks for the same names many times."""
@@ -70,14 +70,18 @@ def view_of(file: ReadFile, offset: int, length: int) -> Any:
         return memoryview(buffer)[:got].toreadonly() if got else b""
 
 
+class ShortRange(OSError):
+    """An object is shorter than it was said to be."""
+
+
 def fetch_ranges(get: Callable[[int, int], Any], start: int, target: memoryview, pool: Executor) -> None:
-    """Fill ``target`` with what is at ``start`` and behind, several ranges at once; OSError if one comes short."""
+    """Fill ``target`` with what is at ``start`` and behind, several ranges at once; ShortRange if one comes short."""
 
     def one(at: int) -> None:
         end = min(at + RANGE_BYTES, len(target))
         data = memoryview(get(start + at, start + end))
         if len(data) != end - at:
-            raise OSError(errno.EIO, f"a range of {end - at} bytes came with {len(data)}")
+            raise ShortRange(errno.EIO, f"a range of {end - at} bytes came with {len(data)}")
         target[at:end] = data
 
     if 0 < len(target) <= RANGE_BYTES:

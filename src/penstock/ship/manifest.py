@@ -17,6 +17,7 @@ Worked example and reasons: docs/formats/ship-manifest.md
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Final
 
@@ -43,11 +44,37 @@ __all__ = [
 ]
 
 VERSION: Final = 1
+MOST_BYTES: Final = (1 << 63) - 1
+HASH: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
+LOG_ID: Final = re.compile(r"|[0-9a-f]{32}|folder-.*", re.ASCII)
+KEY: Final = re.compile(r"[^\\\x00-\x1f]+\.(segments|pages)/[^/\\\x00-\x1f]+")
+PAGE_HASH: Final = re.compile(r"-([0-9a-f]{16})\.json", re.ASCII)
 HEAD_SUFFIX: Final = ".shipped.json"
 MANIFEST_BYTES: Final = 64 << 20
 """No head and no page is as long as that."""
 PAGE_ENTRIES: Final = 1000
 """How many entries the head holds before it turns them into a page."""
+
+
+def _check_file(name: str, key: str, size: int, digest: str) -> None:
+    """Refuse what no shipper writes; a manifest may come from anyone who can write to the bucket."""
+    if not name or name in (".", "..") or any(char == "/" or ord(char) < 32 for char in name):
+        raise ValueError(f"{name[:80]!r} is no name of a file")
+    _check_key(key)
+    if not 0 <= size <= MOST_BYTES:
+        raise ValueError(f"{name}: {size} bytes")
+    if not HASH.fullmatch(digest):
+        raise ValueError(f"{name}: its blake3 is not 64 hex digits")
+
+
+def _check_key(key: str) -> None:
+    if not KEY.fullmatch(key) or any(part in ("", ".", "..") for part in key.split("/")):
+        raise ValueError(f"{key[:80]!r} is no key of a shipped object")
+
+
+def _check_span(key: str, first: int, following: int) -> None:
+    if not 0 <= first < following <= MOST_BYTES:
+        raise ValueError(f"{key} has no span: {first} to {following}")
 
 
 class Extra(msgspec.Struct, frozen=True):
@@ -61,6 +88,9 @@ class Extra(msgspec.Struct, frozen=True):
     key: str
     bytes: int
     blake3: str
+
+    def __post_init__(self) -> None:
+        _check_file(self.name, self.key, self.bytes, self.blake3)
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -84,6 +114,10 @@ class Entry(msgspec.Struct, frozen=True):
     """Where spans of it begin that can be read by themselves, and how many bytes each takes."""
     extra: tuple[Extra, ...] = ()
 
+    def __post_init__(self) -> None:
+        _check_file(self.name, self.key, self.bytes, self.blake3)
+        _check_span(self.key, self.first, self.next)
+
 
 class PageRef(msgspec.Struct, frozen=True):
     """A page: a run of entries that moved out of the head.
@@ -100,6 +134,10 @@ class PageRef(msgspec.Struct, frozen=True):
     min_time_ns: int | None
     max_time_ns: int | None
 
+    def __post_init__(self) -> None:
+        _check_key(self.key)
+        _check_span(self.key, self.first, self.next)
+
 
 class Trash(msgspec.Struct, frozen=True):
     """An object that nothing names any more, and since when; it goes when its grace is over.
@@ -113,11 +151,14 @@ class Trash(msgspec.Struct, frozen=True):
     is_page: bool = False
     """Whether it is a page, which goes together with everything it names."""
 
+    def __post_init__(self) -> None:
+        _check_key(self.key)
+
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
     """What was shipped of one log.
 
-    >>> Head(log_id="ab", format="xchannel", content="raw", node="edge", channel="ticks", first=80, next=80).generation
+    >>> Head(log_id="", format="xchannel", content="raw", node="edge", channel="ticks", first=80, next=80).generation
     0
     """
 
@@ -177,7 +218,7 @@ def page_key(channel: str, data: bytes, first: int) -> str:
 def encode_head(head: Head) -> bytes:
     """Return a head as it is stored.
 
-    >>> head = Head(log_id="ab", format="xchannel", content="raw", node="edge-1", channel="ticks", first=80, next=80)
+    >>> head = Head(log_id="", format="xchannel", content="raw", node="edge-1", channel="ticks", first=80, next=80)
     >>> decode_head(encode_head(head)) == head
     True
     """
@@ -211,30 +252,29 @@ def _version(data: bytes) -> int:
         return 0
 
 
-def _check_names(channel: str, entries: Iterable[Entry | PageRef | Trash], name: str) -> None:
+def _check_names(channel: str, entries: Iterable[Entry], others: Iterable[str], name: str) -> None:
     """Refuse what names a file or an object that is not the channel's own: nothing is trusted that was fetched."""
+    keys = [*others]
     for entry in entries:
-        keys = [entry.key]
-        if isinstance(entry, Entry):
-            keys += [extra.key for extra in entry.extra]
-            for file in (entry.name, *(extra.name for extra in entry.extra)):
-                if not stays_below(file) or "/" in file:
-                    raise CorruptionError(name, 0, f"{file!r} is no name of a file of {channel!r}")
-        for key in keys:
-            if not stays_below(key) or not key.startswith((f"{channel}.segments/", f"{channel}.pages/")):
-                raise CorruptionError(name, 0, f"{key!r} is no key of an object of {channel!r}")
+        keys += [entry.key, *(extra.key for extra in entry.extra)]
+        for file in (entry.name, *(extra.name for extra in entry.extra)):
+            if not stays_below(file) or "/" in file:
+                raise CorruptionError(name, 0, f"{file!r} is no name of a file of {channel!r}")
+    for key in keys:
+        if not stays_below(key) or not key.startswith((f"{channel}.segments/", f"{channel}.pages/")):
+            raise CorruptionError(name, 0, f"{key!r} is no key of an object of {channel!r}")
 
 
 def _check(head: Head, name: str) -> None:
     """Refuse a head whose spans do not follow one another, or that names what is not its own."""
-    _check_names(head.channel, (*head.pages, *head.segments, *head.trash), name)
+    if not LOG_ID.fullmatch(head.log_id):
+        raise CorruptionError(name, 0, f"log_id {head.log_id[:80]!r} is none")
+    _check_names(head.channel, head.segments, [item.key for item in (*head.pages, *head.trash)], name)
     at = head.first
     parts: tuple[PageRef | Entry, ...] = (*head.pages, *head.segments)
     for part in parts:
         if part.first != at:
             raise CorruptionError(name, 0, f"{part.key} begins at {part.first}, where {at} is next")
-        if part.next <= part.first:
-            raise CorruptionError(name, 0, f"{part.key} has no span: {part.first} to {part.next}")
         at = part.next
     if at != head.next:
         raise CorruptionError(name, 0, f"the entries end at {at}, and next is {head.next}")
@@ -250,10 +290,18 @@ def encode_page(entries: tuple[Entry, ...]) -> bytes:
 
 
 def decode_page(data: bytes, name: str, channel: str) -> tuple[Entry, ...]:
-    """Read a page of a channel; CorruptionError for what is none."""
+    """Read a page of a channel.
+
+    CorruptionError for what is none, or for another one than ``name``, its key, has the hash of.
+    """
+    from blake3 import blake3
+
+    wanted = PAGE_HASH.search(name)
+    if wanted is not None and blake3(data).hexdigest()[:16] != wanted[1]:
+        raise CorruptionError(name, 0, "the page is not the one that was shipped: its name has another hash")
     try:
         entries = msgspec.json.decode(data, type=tuple[Entry, ...])
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise CorruptionError(name, 0, f"not a page of shipped segments: {exc}") from None
-    _check_names(channel, entries, name)
+    _check_names(channel, entries, (), name)
     return entries

@@ -218,7 +218,10 @@ class ShippedLog(ClosingHandle):
     def _page(self, key: str) -> tuple[Entry, ...]:
         page = self._pages.get(key)
         if page is None:
-            data, _ = self._store.get(key, most=MANIFEST_BYTES)
+            try:
+                data, _ = self._store.get(key, most=MANIFEST_BYTES)
+            except FileNotFoundError:
+                raise CorruptionError(f"{self._store.url}/{key}", 0, "gone, though the manifest names it") from None
             page = self._pages[key] = decode_page(data, f"{self._store.url}/{key}", self.channel)
         return page
 
@@ -283,6 +286,7 @@ class ShippedLog(ClosingHandle):
                     return batch if inside == len(batch) else batch[:inside]
                 if position >= self._shown[1]:
                     raise CorruptionError(self.path, 0, f"no segment holds position {position}")
+                self._check_rest(position)
                 position = self._shown[1]  # nothing more in these segments
             return self._nothing(position)
 
@@ -300,6 +304,17 @@ class ShippedLog(ClosingHandle):
         self._inner = open_log(self.path, format=self.format, disk=self._disk, on_damage=self.on_damage)
         self._shown = (entries[0].first, entries[-1].next)
         return self._inner
+
+    def _check_rest(self, position: int) -> None:
+        """Make sure that segments in which no record was found are what was shipped: a bad one has an end, too."""
+        folder = folder_of(self.path) if self.format == "xchannel" else self.path
+        for entry in self._entries(position, self._shown[1]):
+            try:
+                self._disk.open(f"{folder}/{entry.name}").close()
+            except CorruptionError as exc:
+                if self.on_damage != "skip":
+                    raise
+                self._damage.append(Problem(exc.file, exc.byte, exc.reason))
 
     def _look_ahead(self, position: int) -> None:
         """Have what comes behind a position fetched meanwhile, as far as that was asked for."""

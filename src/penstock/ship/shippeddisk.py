@@ -20,7 +20,7 @@ import msgspec
 
 from penstock.disk import Handle, ObjectStore, Threads
 from penstock.disk.face import Stat
-from penstock.disk.objects import fetch_ranges
+from penstock.disk.objects import ShortRange, fetch_ranges
 from penstock.disk.posix import PosixFile, folder_of
 from penstock.errors import ClosedError, CorruptionError, ExpiredError
 from penstock.log.messagelog.format import segment_name
@@ -200,6 +200,9 @@ class ShippedDisk(Handle):
                 fetch_ranges(lambda start, end: self._store.get_range(wanted.key, start, end), 0, view, self._threads())
             except FileNotFoundError:
                 raise ExpiredError(where, *wanted.span) from None
+            except ShortRange:
+                reason = f"the object has not the {wanted.size} bytes that the manifest says"
+                raise CorruptionError(where, 0, reason) from None
             found = blake3(view).hexdigest()
         self.fetched_bytes += wanted.size
         if found != wanted.blake3:
