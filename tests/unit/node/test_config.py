@@ -210,6 +210,12 @@ def test_a_change_of_a_list_names_what_comes_goes_and_changes() -> None:
         ("[channels]\nmodulator = 'shop'\n", 2, "channels.modulator", "module:Class"),
         ("[channels.tap]\n'*' = 5\n", 2, "channels.tap.*", "must be text, not a whole number"),
         ("[[mqtt.taps]]\nfilter = 'a'\npath = 'x/{y}'\n", 3, "mqtt.taps[0].path", "{y} is no field"),
+        (
+            "[[mqtt.taps]]\nfilter = 'a'\npath = 'x'\n[mqtt.taps.options]\nrol_bytes = 5\n",
+            4,
+            "mqtt.taps[0].options",
+            "there is no option rol_bytes; did you mean roll_bytes?",
+        ),
         ("[[ship]]\nlog = 'l'\nurl = 'ftp://x'\n", 3, "ship[0].url", "objects are at one of"),
         ("[[ship]]\nlog = ''\nurl = 's3://b'\n", 2, "ship[0].log", "must not be empty"),
         ("[ingest]\nport = 1883\n", 2, "ingest.port", "1883 is taken by mqtt.port"),
