@@ -15,7 +15,16 @@ from penstock.mqtt.server import ATTACHED, RELOADED_LIMITS
 from penstock.node.mistakes import Mistake, check_table, read_table
 from penstock.node.options import NodeConfig
 
-__all__ = ["NodeConfig", "load_config", "check_config", "check_files", "effective_config", "hide_secrets", "changes", "needs_restart"]
+__all__ = [
+    "NodeConfig",
+    "load_config",
+    "check_config",
+    "check_files",
+    "effective_config",
+    "hide_secrets",
+    "changes",
+    "needs_restart",
+]
 
 SECRETS: Final = ("token", "password")
 SECRET_TABLES: Final = ("scram",)
