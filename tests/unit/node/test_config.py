@@ -224,6 +224,7 @@ def test_a_change_of_a_list_names_what_comes_goes_and_changes() -> None:
         ("drain_seconds = inf\n", 1, "drain_seconds", "a number of seconds"),
         ("[ledger]\nlook_seconds = nan\n", 2, "ledger.look_seconds", "above 0"),
         ("data = ''\n", 1, "data", "must not be empty"),
+        ("data = 'a\u2028b'\r\n[mqtt] # MQTT\r\nprt = 1\r\n", 3, "mqtt.prt", "did you mean port?"),
         ("[disk]\nalarm_at = 0.95\n", 2, "disk.alarm_at", "sacrifice_at (0.9) must not be below alarm_at"),
         ("[disk]\nsacrifice_at = 0.2\n", 2, "disk.sacrifice_at", "must not be below alarm_at (0.8)"),
         ("[telemetry]\nendpoint = 'collector'\n", 2, "telemetry.endpoint", "http://"),
