@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 from typing import Any, Literal
 
 import msgspec
@@ -60,9 +62,29 @@ class TapSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         for each in self.filters:
             if not is_filter(each):
                 raise OptionsError(f"filter={each!r}: is no topic filter")
+        self._check_options()
         for name in ("max_channels", "max_open"):
             if getattr(self, name) < 1:
                 raise OptionsError(f"{name}={getattr(self, name)}: must be at least 1")
+
+    def _check_options(self) -> None:
+        """Refuse an option that the format does not have, or none does where the format is what is there."""
+        if not self.options:
+            return
+        from penstock.log.filechannel import ChannelOptions
+        from penstock.log.messagelog import MessageLogOptions
+        from penstock.log.xchannel import WriterOptions
+
+        kinds = {"xchannel": WriterOptions, "filechannel": ChannelOptions, "messagelog": MessageLogOptions}
+        used = kinds.values() if self.format is None else [kinds[self.format]]
+        known = sorted({field.name for kind in used for field in dataclasses.fields(kind)})
+        for name in self.options:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, 1)
+                raise OptionsError(
+                    f"options: there is no option {name}; "
+                    + (f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}")
+                )
 
     @property
     def filters(self) -> tuple[str, ...]:

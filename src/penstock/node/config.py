@@ -15,7 +15,16 @@ from penstock.mqtt.server import ATTACHED, RELOADED_LIMITS
 from penstock.node.mistakes import Mistake, check_table, read_table
 from penstock.node.options import NodeConfig
 
-__all__ = ["NodeConfig", "load_config", "check_config", "check_files", "effective_config", "changes", "needs_restart"]
+__all__ = [
+    "NodeConfig",
+    "load_config",
+    "check_config",
+    "check_files",
+    "effective_config",
+    "hide_secrets",
+    "changes",
+    "needs_restart",
+]
 
 SECRETS: Final = ("token", "password")
 SECRET_TABLES: Final = ("scram",)
@@ -103,19 +112,24 @@ def effective_config(config: NodeConfig) -> dict[str, Any]:
     >>> effective_config(NodeConfig(http=HttpOptions(token="x")))["http"]["token"]
     '(hidden)'
     """
-    found: dict[str, Any] = _without_secrets(msgspec.to_builtins(config))
+    found: dict[str, Any] = hide_secrets(msgspec.to_builtins(config))
     return found
 
 
-def _without_secrets(value: Any, name: str = "") -> Any:
+def hide_secrets(value: Any, name: str = "") -> Any:
+    """Return what is ready for JSON without its secrets, by the names they go by, and without those of addresses.
+
+    >>> hide_secrets({"password": "x", "urls": ["mqtt://me:x@hub"]})
+    {'password': '(hidden)', 'urls': ['mqtt://hub']}
+    """
     if isinstance(value, dict):
         return {
-            key: HIDDEN if item and name in SECRET_TABLES else _without_secrets(item, key)
+            key: HIDDEN if item and name in SECRET_TABLES else hide_secrets(item, key)
             for key, item in value.items()
             if item is not None
         }
     if isinstance(value, list | tuple):
-        return [_without_secrets(item, name) for item in value]
+        return [hide_secrets(item, name) for item in value]
     if value and name in SECRETS:
         return HIDDEN
     return without_secrets(value) if isinstance(value, str) else value

@@ -253,7 +253,7 @@ def _lines_of(text: str) -> dict[Path, int]:
     lines: dict[Path, int] = {}
     counts: dict[tuple[str, ...], int] = {}
     here: Path = ()
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if found := HEADER.match(line):
             names = _parts(found[2])
             here = ()
@@ -278,7 +278,7 @@ def _lines_of(text: str) -> dict[Path, int]:
 def _given_twice(text: str) -> Mistake | None:
     """Return the key that stands twice in one table."""
     seen: dict[tuple[str, ...], int] = {}
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if HEADER.match(line):
             seen = {}
         elif found := ASSIGNMENT.match(line):

@@ -19,7 +19,7 @@ from penstock.mqtt.server import MqttServer
 from penstock.mqtt.state_open import KeptBroker
 from penstock.mqtt.tap import Tap
 from penstock.node.budget import BudgetPart
-from penstock.node.config import NodeConfig, needs_restart
+from penstock.node.config import NodeConfig, hide_secrets, needs_restart
 from penstock.node.http import HttpServer
 from penstock.node.ingest.server import IngestPart
 from penstock.node.ledger.book import Figures
@@ -170,7 +170,8 @@ class Node:
 
     def describe(self) -> dict[str, Any]:
         """Return all parts with what they say."""
-        return {"data": self.config.data, "listeners": self.addresses, "parts": self._supervisor.describe()}
+        parts: dict[str, Any] = hide_secrets(self._supervisor.describe())
+        return {"data": self.config.data, "listeners": self.addresses, "parts": parts}
 
     def health(self) -> dict[str, Health]:
         """Return how each part is."""

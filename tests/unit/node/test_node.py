@@ -132,3 +132,25 @@ def test_readiness_says_so_when_the_disk_does_not_answer(tmp_path: Path, monkeyp
             await node.stop()
 
     asyncio.run(run())
+
+
+def test_what_a_part_says_has_no_secret_of_an_address(tmp_path: Path) -> None:
+    bridge = (
+        '[[mqtt.bridges]]\nname = "up"\nsend = [{filter = "a/#"}]\n'
+        '[mqtt.bridges.remote]\nurl = "mqtt://me:secret@127.0.0.1:1"\npassword = "secret"\n'
+    )
+    ports = "[channels]\nport = 0\n[http]\nport = 0\n[mqtt]\nport = 0\n"
+    config, mistakes = check_config(f'data = "{tmp_path}/d"\ndrain_seconds = 1\n{ports}{bridge}', {})
+    assert config is not None, mistakes
+
+    async def run() -> None:
+        node = Node(config)
+        await node.start()
+        try:
+            said = str(node.describe())
+            assert "127.0.0.1:1" in said
+            assert "secret" not in said
+        finally:
+            await node.stop()
+
+    asyncio.run(run())
