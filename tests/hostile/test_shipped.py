@@ -15,7 +15,7 @@ from penstock.errors import CorruptionError
 from penstock.log.messagelog import MessageLog
 from penstock.log.xchannel import Writer
 from penstock.ship import Shipper, open_shipped
-from penstock.ship.manifest import Head, Trash, decode_head, decode_page, encode_page, head_key
+from penstock.ship.manifest import Head, decode_head, decode_page, encode_page, head_key
 from penstock.ship.prune import empty_trash, forget_before
 from penstock.ship.restore import restore_span
 
@@ -52,15 +52,14 @@ def below(folder: Path) -> list[str]:
 def test_a_manifest_that_names_files_elsewhere_is_refused(kind: str, name: str, tmp_path: Path) -> None:
     up = shipped(tmp_path, kind)
     head = head_of(up)
-    entry = msgspec.structs.replace(head.segments[0], name=name)
-    (up / head_key("ticks")).write_bytes(
-        msgspec.json.encode(msgspec.structs.replace(head, segments=(entry, *head.segments[1:])))
-    )
+    crafted = msgspec.to_builtins(head)
+    crafted["segments"][0]["name"] = name
+    (up / head_key("ticks")).write_bytes(msgspec.json.encode(crafted))
     before = below(tmp_path)
     with pytest.raises(CorruptionError, match="no name of a file"):
         restore_span(str(up / "ticks"), str(tmp_path / "deep"))
     assert below(tmp_path) == before
-    page = msgspec.json.encode((entry,))
+    page = msgspec.json.encode(crafted["segments"][:1])
     with pytest.raises(CorruptionError, match="no name of a file"):
         decode_page(page, "page", "ticks")
     assert decode_page(encode_page(head.segments), "page", "ticks") == head.segments
@@ -80,21 +79,18 @@ def test_pruning_follows_no_linked_folder(tmp_path: Path) -> None:
         empty_trash(store, "ticks", 0)
     assert all(path.read_bytes() == b"precious" for path in (tmp_path / "mine").iterdir())
     with open_shipped(str(up / "ticks")) as log:
-        assert log.read(log.first_position).to_payloads() == []
+        with pytest.raises(OSError, match="symbolic link"):
+            log.read(log.first_position)
         assert any("symbolic link" in str(problem) for problem in log.verify())
 
 
 @pytest.mark.parametrize("key", ["orders.segments/x", "precious", "../precious", "ticks.segments/../../precious"])
 def test_a_manifest_that_names_objects_of_others_is_refused(key: str, tmp_path: Path) -> None:
     up = shipped(tmp_path, "messagelog")
-    head = head_of(up)
-    for other in (
-        msgspec.structs.replace(head, trash=(Trash(key, 0),)),
-        msgspec.structs.replace(
-            head, segments=(msgspec.structs.replace(head.segments[0], key=key), *head.segments[1:])
-        ),
-        msgspec.structs.replace(head, channel="orders"),
-    ):
+    head = msgspec.to_builtins(head_of(up))
+    segments = [{**head["segments"][0], "key": key}, *head["segments"][1:]]
+    for other in ({"trash": [{"key": key, "at_ns": 0}]}, {"segments": segments}, {"channel": "orders"}):
+        other = {**head, **other}
         (up / head_key("ticks")).write_bytes(msgspec.json.encode(other))
         with pytest.raises(CorruptionError, match="ticks"):
             empty_trash(object_store_for(str(up)), "ticks", 0)

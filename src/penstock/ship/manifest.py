@@ -23,7 +23,6 @@ from typing import Final
 
 import msgspec
 
-from penstock.disk.plain import stays_below
 from penstock.errors import CorruptionError, UnsupportedError
 
 __all__ = [
@@ -252,16 +251,11 @@ def _version(data: bytes) -> int:
         return 0
 
 
-def _check_names(channel: str, entries: Iterable[Entry], others: Iterable[str], name: str) -> None:
-    """Refuse what names a file or an object that is not the channel's own: nothing is trusted that was fetched."""
-    keys = [*others]
-    for entry in entries:
-        keys += [entry.key, *(extra.key for extra in entry.extra)]
-        for file in (entry.name, *(extra.name for extra in entry.extra)):
-            if not stays_below(file) or "/" in file:
-                raise CorruptionError(name, 0, f"{file!r} is no name of a file of {channel!r}")
-    for key in keys:
-        if not stays_below(key) or not key.startswith((f"{channel}.segments/", f"{channel}.pages/")):
+def _check_keys(channel: str, entries: Iterable[Entry], others: Iterable[str], name: str) -> None:
+    """Refuse what names an object that is not the channel's own: nothing is trusted that was fetched."""
+    keys = [key for entry in entries for key in (entry.key, *(extra.key for extra in entry.extra))]
+    for key in (*keys, *others):
+        if not key.startswith((f"{channel}.segments/", f"{channel}.pages/")):
             raise CorruptionError(name, 0, f"{key!r} is no key of an object of {channel!r}")
 
 
@@ -269,7 +263,8 @@ def _check(head: Head, name: str) -> None:
     """Refuse a head whose spans do not follow one another, or that names what is not its own."""
     if not LOG_ID.fullmatch(head.log_id):
         raise CorruptionError(name, 0, f"log_id {head.log_id[:80]!r} is none")
-    _check_names(head.channel, head.segments, [item.key for item in (*head.pages, *head.trash)], name)
+    others = [*(page.key for page in head.pages), *(item.key for item in head.trash)]
+    _check_keys(head.channel, head.segments, others, name)
     at = head.first
     parts: tuple[PageRef | Entry, ...] = (*head.pages, *head.segments)
     for part in parts:
@@ -303,5 +298,5 @@ def decode_page(data: bytes, name: str, channel: str) -> tuple[Entry, ...]:
         entries = msgspec.json.decode(data, type=tuple[Entry, ...])
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise CorruptionError(name, 0, f"not a page of shipped segments: {exc}") from None
-    _check_names(channel, entries, (), name)
+    _check_keys(channel, entries, (), name)
     return entries
