@@ -6,7 +6,7 @@ The part of a broker that every message passes; ``broker`` stands on it.  No soc
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -21,13 +21,10 @@ from penstock.mqtt.packets import Will
 from penstock.mqtt.properties import encode_properties
 from penstock.mqtt.reasons import Reason
 from penstock.mqtt.retained import RetainedMessages
-from penstock.mqtt.routes import NOBODY, Copies, Plan, Routes, Subscription
+from penstock.mqtt.routes import NOBODY, Copied, Copies, Plan, Routes, Subscription
 from penstock.mqtt.session import NEVER, Budget, Session, Waiting
 from penstock.mqtt.shared import SharedGroup
 from penstock.mqtt.topics import FilterTree
-
-if TYPE_CHECKING:
-    from penstock.mqtt.tap import Tap
 
 __all__ = ["Dispatch", "Origin", "run_of"]
 
@@ -95,7 +92,7 @@ class Dispatch(Agenda):
 
     def copy(
         self,
-        taps: tuple[Tap, ...],
+        taps: tuple[Copied, ...],
         runs: list[Run],
         publisher: Session | None,
         *,

@@ -8,17 +8,17 @@ the same with ten topics and with a million.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from penstock.kernel.mqttrelay import CachedWay, Way, WayCache
 from penstock.mqtt.topics import FilterTree, levels_match
 
 if TYPE_CHECKING:
+    from penstock.kernel.mqtt import Run
     from penstock.mqtt.session import Session
     from penstock.mqtt.shared import SharedGroup
-    from penstock.mqtt.tap import Tap
 
-__all__ = ["Copies", "Subscription", "Recipient", "Plan", "Routes"]
+__all__ = ["Copied", "Copies", "Subscription", "Recipient", "Plan", "Routes"]
 
 NOTED: Final = 32
 """A topic is compared with this many changes at most; after more of them it is looked up again."""
@@ -87,12 +87,23 @@ class Recipient:
         self.for_publisher = Recipient(others) if others else None
 
 
+class Copied(Protocol):
+    """What gets a copy of what is published: a tap, or a meeting with a channel."""
+
+    name: str
+    owner: Any
+    """Who brings messages that are not copied here; None for nobody."""
+
+    def take(self, runs: list[Run], session: Session | None, client: str, /, *, acknowledged: bool) -> None:
+        """Take runs, several only where they are not acknowledged."""
+
+
 class Copies:
     """Where a tap stands among the subscriptions."""
 
     __slots__ = ("tap",)
 
-    def __init__(self, tap: Tap) -> None:
+    def __init__(self, tap: Copied) -> None:
         self.tap = tap
 
 
@@ -101,7 +112,7 @@ class Plan(Way):
 
     __slots__ = ("groups", "plain", "taps", "targets")
 
-    def __init__(self, targets: list[Recipient], groups: list[SharedGroup], taps: tuple[Tap, ...] = ()) -> None:
+    def __init__(self, targets: list[Recipient], groups: list[SharedGroup], taps: tuple[Copied, ...] = ()) -> None:
         self.targets, self.groups, self.taps = targets, groups, taps
         self.plain = not groups and all(target.plain and not target.no_local for target in targets)
         """Whether everyone gets QoS 0 as it came."""
@@ -196,7 +207,7 @@ class Routes(WayCache):
     def _make(self, found: list[Subscription | SharedGroup | Copies], topic: str) -> Plan:
         sessions: dict[Session, list[Subscription]] = {}
         groups: list[SharedGroup] = []
-        taps: dict[Tap, None] = {}  # each once, whatever its filters
+        taps: dict[Copied, None] = {}  # each once, whatever its filters
         for each in found:
             if isinstance(each, Copies):
                 taps[each.tap] = None

@@ -124,7 +124,7 @@ class Meeting:
         self._channel: Channel
         self._member: Nid
         self._session: ChannelSession | None = None
-        self._copies = Copies(self)  # type: ignore[arg-type]  # it takes the part of a tap
+        self._copies = Copies(self)
         self._up: deque[tuple[Run, Ticket | None]] = deque()
         self._down: deque[c.Messages] = deque()
         self._waiting = {"topic": 0, "channel": 0}
@@ -232,17 +232,18 @@ class Meeting:
 
     # --- What both sides say
 
-    def take(self, run: Run, session: Session | None, client: str, *, acknowledged: bool) -> None:  # noqa: ARG002
+    def take(self, runs: list[Run], _session: Session | None, _client: str, *, acknowledged: bool) -> None:
         """Take what was published; the broker calls this for everything but what the meeting itself published."""
         gate = self._broker.gate
-        ticket = gate.ticket() if acknowledged and isinstance(gate, TurnGate) else None
-        if self._waiting["channel"] + run.count > self.spec.room:
-            self._lose("channel", "no room", run.count)
-            if ticket is not None:
-                ticket.refuse(Reason.QUOTA_EXCEEDED)
-            return
-        self._up.append((run.detached(), ticket))
-        self._add("channel", run.count)
+        for run in runs:
+            ticket = gate.ticket() if acknowledged and isinstance(gate, TurnGate) else None
+            if self._waiting["channel"] + run.count > self.spec.room:
+                self._lose("channel", "no room", run.count)
+                if ticket is not None:
+                    ticket.refuse(Reason.QUOTA_EXCEEDED)
+                continue
+            self._up.append((run.detached(), ticket))
+            self._add("channel", run.count)
 
     def _hear(self, delivery: c.Delivery) -> None:
         if isinstance(delivery, c.Event):
