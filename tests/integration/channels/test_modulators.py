@@ -265,6 +265,28 @@ async def test_keys_of_tokens_come_from_a_url(tmp_path: Path) -> None:
             await server.stop()
 
 
+async def test_a_key_that_was_taken_out_of_its_set_lets_nobody_in() -> None:
+    private = ec.generate_private_key(ec.SECP256R1())
+    public = json.loads(jwt.algorithms.ECAlgorithm.to_jwk(private.public_key()))
+    names = ["one"]
+
+    async def keys(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        body = json.dumps({"keys": [{**public, "kid": name, "use": "sig", "alg": "ES256"} for name in names]}).encode()
+        writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        writer.close()
+        await writer.wait_closed()
+
+    claims = {"sub": "ann", "exp": dt.datetime.now(dt.UTC) + dt.timedelta(minutes=5)}
+    token = jwt.encode(claims, private, "ES256", headers={"kid": "one"})
+    async with await asyncio.start_server(keys, "127.0.0.1", 0) as http:
+        url = f"http://127.0.0.1:{http.sockets[0].getsockname()[1]}/keys.json"
+        tokens = JsonWebTokens(url=url, keep_seconds=1e-6)
+        assert await asyncio.to_thread(tokens.authenticate, token) == "ann"
+        names[:] = ["two"]
+        assert await asyncio.to_thread(tokens.authenticate, token) is None
+
+
 async def test_a_request_that_takes_longer_than_its_time_is_logged_and_answered_all_the_same(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -69,7 +69,9 @@ class JsonWebTokens:
         audience: str | None = None,
         issuer: str | None = None,
         claim: str = "sub",
+        keep_seconds: float = 300.0,
     ) -> None:
+        """``keep_seconds``: how long a key set is kept; a key that was taken out of it lets people in as long."""
         key, url = key or os.environ.get("PENSTOCK_JWT_KEY"), url or os.environ.get("PENSTOCK_JWT_URL")
         if (key is None) == (url is None):
             raise OptionsError("JSON web tokens: give a key file or the URL of a key set")
@@ -81,7 +83,7 @@ class JsonWebTokens:
         self._audience = audience or os.environ.get("PENSTOCK_JWT_AUDIENCE")
         self._issuer, self._claim = issuer or os.environ.get("PENSTOCK_JWT_ISSUER"), claim
         self._key: Any = None
-        self._keys = jwt.PyJWKClient(url, cache_keys=True) if url is not None else None
+        self._keys = jwt.PyJWKClient(url, lifespan=keep_seconds) if url is not None else None
         if key is not None:
             try:
                 self._key = read_small(key)
