@@ -12,7 +12,7 @@ import pytest
 from owners import OWNERS, Owner
 
 from penstock.disk import PosixDisk, disk_for, read_disk_for
-from penstock.disk.posix import data_end
+from penstock.disk.sparse import data_end
 from penstock.errors import CorruptionError, LockedError, OptionsError, PenstockError
 from penstock.log.detect import open_log
 from penstock.log.xchannel import Reader, Writer

@@ -262,6 +262,40 @@ def test_whatever_writes_answers_too_and_touches_nothing_outside(name: str, tmp_
     assert sorted(each.name for each in tmp_path.iterdir()) == ["log", "mine", "out"]
 
 
+def hollow_queue(folder: Path) -> None:
+    sparse(folder / "segment.0", 1 << 40, segment(0, 0, struct.pack(">II", 1 << 30, 1)))
+    (folder / "segment.1").write_bytes(segment(1, (1 << 40) - 64))
+
+
+def hollow_log(folder: Path) -> None:
+    for number in (1, 50):
+        sparse(folder / f"{number:020}.log", 1 << 40, struct.pack("<QQHI", number, 0, 0, 1 << 30))
+
+
+def hollow_channel(folder: Path) -> None:
+    os.truncate(channel(folder), 1 << 40)
+
+
+@pytest.mark.parametrize(
+    ("make", "commands"),
+    [
+        (hollow_queue, ("spark PATH true", "repair PATH")),
+        (hollow_log, ("ship run --once PATH file://OUT/up", "write PATH")),
+        (hollow_channel, ("ship run --once PATH file://OUT/up",)),
+    ],
+)
+def test_a_file_that_claims_a_terabyte_costs_what_it_holds(
+    make: Callable[[Path], None], commands: tuple[str, ...], tmp_path: Path
+) -> None:
+    folder = tmp_path / "log"
+    folder.mkdir()
+    make(folder)
+    path = folder / "chan" if (folder / "chan").exists() else folder
+    check([command.replace("OUT", str(tmp_path)) for command in commands], path)
+    on_disk = sum(found.stat().st_blocks * 512 for found in tmp_path.rglob("*") if found.is_file())
+    assert on_disk < 64 << 20
+
+
 def check(commands: list[str], path: Path) -> None:
     """Run commands under limits, and see that each answers."""
     lines = [json.dumps(_words(command, path)) for command in commands]

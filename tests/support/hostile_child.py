@@ -16,6 +16,7 @@ import resource
 import signal
 import sys
 import time
+import traceback
 from typing import Any
 
 
@@ -42,6 +43,10 @@ def read_as_spark(path: str, loss: str) -> None:
     except (PenstockError, OSError) as exc:
         print(exc, file=sys.stderr)
         raise SystemExit(1) from None
+
+
+def where(exc: BaseException) -> list[str]:
+    return [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(exc.__traceback__)[-8:]]
 
 
 def main() -> None:
@@ -78,10 +83,10 @@ def main() -> None:
             answer["code"] = 0
         except SystemExit as exc:
             answer["code"] = exc.code or 0
-        except TooLong:
-            answer["code"] = "too long"
-        except MemoryError:
-            answer["code"] = "MemoryError"
+        except TooLong as exc:
+            answer |= {"code": "too long", "at": where(exc)}
+        except MemoryError as exc:
+            answer |= {"code": "MemoryError", "at": where(exc)}
         except BaseException as exc:  # whatever it is, it is the answer
             answer["code"] = f"{type(exc).__name__}: {exc}"
         finally:

@@ -55,8 +55,7 @@ async def _run(parts: list[ShipPart], *, once: bool) -> list[dict[str, Any]]:
         with progress_bar("shipping", "bytes") as bar:
             task = bar.add_task("", total=None)
             while not stop.is_set() and not await _finished(parts, once=once):
-                sent = sum(int(about.get("shipped_bytes", 0)) for about in await asyncio.to_thread(_describe, parts))
-                bar.update(task, completed=sent)
+                bar.update(task, completed=sum(part.sent_bytes for part in parts))
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(0.2):
                         await stop.wait()
@@ -97,5 +96,7 @@ async def _finished(parts: list[ShipPart], *, once: bool) -> bool:
         return False
     if any(map(_given_up, parts)):
         return True
+    if not all(part.idle for part in parts):
+        return False  # a status looks at every file that waits
     found = await asyncio.to_thread(lambda: [part.status() for part in parts])
-    return all(part.idle for part in parts) and not any(status is None or status.backlog_segments for status in found)
+    return not any(status is None or status.backlog_segments for status in found)

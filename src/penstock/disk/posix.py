@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from penstock import kernel
-from penstock.disk.face import ReadFile, Stat
+from penstock.disk.face import Stat
 from penstock.errors import LockedError, OptionsError
 from penstock.kernel import Mapping
 
@@ -336,48 +336,6 @@ def check_plain(folder: str) -> None:
     strange = [path for path, good in plain.items() if not good]
     if strange:
         raise OSError(errno.EINVAL, "a link, a pipe or a device, where files are expected", min(strange))
-
-
-def first_hole(file: ReadFile) -> int:
-    """Return where the first hole of a file begins, or its size.
-
-    >>> import tempfile
-    >>> with tempfile.NamedTemporaryFile() as made, PosixDisk().modify(made.name) as file:
-    ...     file.write_at(0, b"x"); first_hole(file)
-    1
-    """
-    size = file.stat().size
-    if not isinstance(file, PosixFile) or not hasattr(os, "SEEK_HOLE") or not size:
-        return size
-    try:
-        return os.lseek(file.fd, 0, os.SEEK_HOLE)
-    except OSError:
-        return size  # this file system does not tell
-
-
-def data_end(file: ReadFile) -> int:
-    """Return where the bytes of a file end that are no hole: what lies behind is zeros that take no room.
-
-    It takes as many steps as there are runs of data, whatever the size of the file.
-
-    >>> import tempfile
-    >>> with tempfile.NamedTemporaryFile() as made, PosixDisk().modify(made.name) as file:
-    ...     file.write_at(0, b"x"); file.truncate(1 << 40)
-    ...     data_end(file) <= 1 << 20
-    True
-    """
-    size = file.stat().size
-    if not isinstance(file, PosixFile) or not hasattr(os, "SEEK_DATA"):
-        return size
-    end = at = 0
-    try:
-        while at < size:
-            end = at = os.lseek(file.fd, os.lseek(file.fd, at, os.SEEK_DATA), os.SEEK_HOLE)
-    except OSError as exc:
-        if exc.errno == errno.ENXIO:
-            return end
-        return size  # this file system does not tell
-    return min(end, size)
 
 
 def followed(path: str) -> str:

@@ -113,6 +113,11 @@ class ShipPart:
         """Return how it is."""
         return Health(self._state, self._reason)
 
+    @property
+    def sent_bytes(self) -> int:
+        """How many bytes it sent since it was started."""
+        return 0 if self._shipper is None else self._shipper.sent_bytes
+
     def status(self) -> ShipStatus | None:
         """Return how far it is, None before it has seen the store."""
         return None if self._shipper is None else self._shipper.status()

@@ -24,7 +24,8 @@ from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.disk import ClosingHandle, Disk, ObjectStore, ReadFile, Threads, disk_for
 from penstock.disk.failpoint import fail_point
 from penstock.disk.objectstore import check_conditions
-from penstock.errors import ClosedError, OptionsError, ReplacedError
+from penstock.disk.sparse import holes
+from penstock.errors import ClosedError, CorruptionError, OptionsError, ReplacedError
 from penstock.log.detect import open_log
 from penstock.log.face import LogReader
 from penstock.log.fingerprint import Fingerprint, check_fingerprint, last_fingerprint
@@ -56,6 +57,9 @@ SMALL_BYTES: Final = 5 << 20
 BATCH_SEGMENTS: Final = 64
 BATCH_SECONDS: Final = 10.0
 """Where a rate is set, the head is swapped about so often: who looks at it sees what is up."""
+
+HOLLOW_BYTES: Final = 4 << 30
+"""Room that a writer made and never used takes less of a file than this: a region of a channel at most."""
 
 Sent = tuple[str, int, str]
 """The key, size and hash of a file that is up."""
@@ -283,11 +287,26 @@ class Shipper(ClosingHandle):
             found = self._disk.stat(segment.path)
             if found is None:
                 break  # compressed or collected meanwhile: the next step looks again
+            if (hollow := self._hollow(segment)) is not None:
+                if not chosen:
+                    raise hollow
+                break  # said by the next step, when what comes before it is up
             chosen.append(segment)
             at, size = segment.next, size + found.size
             if size >= most or len(chosen) >= BATCH_SEGMENTS:
                 break
         return chosen, grown
+
+    def _hollow(self, segment: LocalSegment) -> CorruptionError | None:
+        """Return what is wrong with a file that claims far more than it holds, and would be sent as it claims to be."""
+        for path in segment.paths():
+            with contextlib.suppress(FileNotFoundError), self._disk.open(path) as file:
+                missing, first = holes(file, HOLLOW_BYTES)
+                if missing > HOLLOW_BYTES:
+                    size = file.stat().size
+                    reason = f"a hole: {missing:,} of its {size:,} bytes are not on the disk, and it is not shipped"
+                    return CorruptionError(path, first, reason)
+        return None
 
     def _put_all(self, segments: list[LocalSegment]) -> list[Entry]:
         """Send segments up while the next is read, as many at once as pays, and return their entries in order.
@@ -378,6 +397,7 @@ class Shipper(ClosingHandle):
             if not data:
                 raise ReplacedError(path, f"it became shorter while it was sent: {at} of {size} bytes")
             self._pace.wait(len(data))
+            self._go_on()
             at += len(data)
             self._told(len(data))
             yield data
@@ -395,8 +415,14 @@ class Shipper(ClosingHandle):
             at = 0
             while at < size and (count := file.read_into(at, room[: size - at])):
                 hasher.update(room[:count])
+                self._go_on()
                 at += count
         return hasher.hexdigest()
+
+    def _go_on(self) -> None:
+        """Raise ClosedError when it was closed meanwhile: a long file is not read to its end for nothing."""
+        if self._closed:
+            raise ClosedError(f"{self.path}: the shipper is closed")
 
     def _name(self, entries: list[Entry], grown: Entry | None) -> None:
         """Let the head name what is up."""
@@ -450,6 +476,11 @@ class Shipper(ClosingHandle):
     def resume(self) -> None:
         """Go on."""
         self._paused = False
+
+    @property
+    def sent_bytes(self) -> int:
+        """How many bytes it sent."""
+        return self._sent
 
     def status(self) -> ShipStatus:
         """Return how far it is."""

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from penstock import kernel
 from penstock.disk import Disk, File, Owned, ReadDisk, ReadFile, save_atomically
-from penstock.disk.posix import data_end, first_hole, folder_of
+from penstock.disk.posix import folder_of
+from penstock.disk.sparse import data_end, first_hole
 from penstock.errors import CorruptionError, ReadOnlyError
 from penstock.kernel import Fold, pgss
 from penstock.log.sidecar import Sidecar

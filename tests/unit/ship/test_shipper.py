@@ -13,7 +13,15 @@ from ship_use import FORMATS, fill, open_writer, read_all, seal
 
 from penstock.disk.failpoint import arm
 from penstock.disk.objectstore import Obstore
-from penstock.errors import CorruptionError, ExpiredError, LockedError, OptionsError, ReplacedError, UnsupportedError
+from penstock.errors import (
+    ClosedError,
+    CorruptionError,
+    ExpiredError,
+    LockedError,
+    OptionsError,
+    ReplacedError,
+    UnsupportedError,
+)
 from penstock.log.detect import open_log
 from penstock.log.face import Cuttable, LogReader
 from penstock.log.sidecar import sidecar_of
@@ -566,3 +574,40 @@ def test_a_backup_is_refused_though_its_segment_was_compressed(store: Obstore, t
     assert (tmp_path / "other" / "segment.1.z").exists()
     with pytest.raises(ReplacedError, match="is not the one that was read"):
         Shipper(tmp_path / "other", store, channel="log")
+
+
+def test_a_file_that_claims_far_more_than_it_holds_is_not_shipped_and_what_comes_before_it_is(
+    store: Obstore, tmp_path: Path
+) -> None:
+    with open_writer("messagelog", tmp_path / "log") as writer:
+        for start in range(0, 15, 5):
+            fill("messagelog", writer, start, 5)
+        hollow = sorted((tmp_path / "log").glob("*.log"))[1]
+        os.truncate(hollow, 1 << 40)
+        with Shipper(tmp_path / "log", store) as shipper:
+            assert shipper.step() == 1
+            with pytest.raises(CorruptionError, match="bytes are not on the disk, and it is not shipped") as caught:
+                shipper.step()
+            assert (caught.value.file, shipper.head.next) == (str(hollow), 6)
+
+
+def test_a_shipper_that_is_closed_does_not_read_a_long_file_to_its_end(store: Obstore, tmp_path: Path) -> None:
+    with open_writer("messagelog", tmp_path / "log") as writer:
+        fill("messagelog", writer, 0, 5)
+        with Shipper(tmp_path / "log", store) as shipper:
+            with arm("ship.put.before", lambda: setattr(shipper, "_closed", True)), pytest.raises(ClosedError):
+                shipper.step()
+            assert shipper.head.segments == ()
+
+
+def test_shipping_one_file_of_a_channel_does_not_look_at_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_writer("xchannel", tmp_path / "log") as writer:
+        for start in range(0, 20, 5):
+            fill("xchannel", writer, start, 5)
+        with open_log(str(tmp_path / "log")) as log:
+            assert isinstance(log, Cuttable)
+            spans = log.cut(log.first_position, log.next_position, 1)
+            monkeypatch.setattr("penstock.log.xchannel.log.discover", lambda *_: pytest.fail("it looked at all"))
+            assert log.cut(spans[0][0], spans[1][0], 1) == spans[:1]

@@ -12,6 +12,7 @@ from typing import Final
 
 from penstock import kernel
 from penstock.disk import ReadFile
+from penstock.disk.sparse import first_hole
 from penstock.errors import CorruptionError
 from penstock.log.filechannel.format import FRAME_HEAD, HEADER_BYTES, Header
 from penstock.log.filechannel.segments import Folder
@@ -50,13 +51,16 @@ def _parts(folder: Folder, start: int, end: int) -> Iterator[tuple[int, int, int
 
 
 def _frames(folder: Folder, index: int, low: int, high: int, span_bytes: int) -> Iterator[int]:
-    """Yield where frames begin that are about ``span_bytes`` apart, none for a compressed segment."""
+    """Yield where frames begin that are about ``span_bytes`` apart, none for a compressed segment.
+
+    Nothing is cut behind a hole: zeros are frames of eight bytes, and a file can claim a terabyte of them.
+    """
     try:
         file, header = folder.open(index)
     except (CorruptionError, FileNotFoundError):
         return  # whoever reads it says so
     with file:
-        at = low
+        at, high = low, min(high, header.begin + first_hole(file) - HEADER_BYTES)
         while header.method is None and high - at > span_bytes * 3 // 2:
             found = _hop(file, header, at, at + span_bytes, high)
             if found is None or found >= high:

@@ -20,16 +20,18 @@ import msgspec
 import numpy as np
 
 from penstock import kernel
-from penstock.disk import Disk, File, ReadFile
+from penstock.disk import Disk, ReadFile
+from penstock.disk.sparse import copy_data, is_empty
 from penstock.errors import CorruptionError
 from penstock.log.filechannel.compress import Unpacker
 from penstock.log.filechannel.format import FRAME_HEAD, HEADER_BYTES, FrameStop, Header, segment_path
 from penstock.log.filechannel.room import is_room
 from penstock.log.filechannel.segments import Folder
+from penstock.log.filechannel.sources import BELIEVED_BYTES, sums_up
 from penstock.log.sidecar import Sidecar
 from penstock.types import Problem
 
-__all__ = ["Tail", "find_tail", "settle_pair", "set_aside", "clamp_cursors", "readable_cursors", "copy_bytes"]
+__all__ = ["Tail", "find_tail", "settle_pair", "set_aside", "clamp_cursors", "readable_cursors"]
 
 logger = logging.getLogger(__name__)
 
@@ -148,16 +150,6 @@ def _mark(sidecar: Sidecar) -> tuple[int | None, int]:
         return None, 0
 
 
-def copy_bytes(source: ReadFile, start: int, stop: int, target: File, at: int = 0) -> None:
-    """Copy part of a file, a window at a time."""
-    while start < stop:
-        data = source.read_at(start, min(WINDOW_BYTES, stop - start))
-        if not data:
-            return
-        target.write_at(at, data)
-        start, at = start + len(data), at + len(data)
-
-
 def settle_pair(disk: Disk, folder: Folder, index: int, problems: list[Problem]) -> bool:
     """Decide between a plain file and the .z beside it: the .z stays if it is whole, as in the original; True then.
 
@@ -219,7 +211,7 @@ def _mend_plain(
             with contextlib.suppress(FileNotFoundError):
                 disk.remove(replacement)
             with disk.create(replacement) as copy:
-                copy_bytes(file, 0, stop, copy)
+                copy_data(file, 0, stop, copy)
                 copy.sync()
             disk.rename(replacement, path)
             disk.sync_folder(folder.path)
@@ -256,7 +248,12 @@ def walk_to_end(
             needed = FRAME_HEAD + int.from_bytes(data[:4], "big")
             if len(data) < FRAME_HEAD or needed > end - position:
                 return position, f"the message at position {position} is torn"
-            want = needed
+            if needed <= BELIEVED_BYTES:
+                want = needed
+            elif sums_up(file, HEADER_BYTES + position - begin, needed):
+                position += needed
+            else:
+                return position, f"the message at position {position} fails its checksum"
     return position, ""
 
 
@@ -271,22 +268,28 @@ def count_messages(file: ReadFile, size: int) -> tuple[int, int]:
         if status == FrameStop.BAD_CRC or len(data) < FRAME_HEAD:
             break
         if status == FrameStop.SHORT and not found:
-            want = FRAME_HEAD + int.from_bytes(data[:4], "big")
-            if want > size - at:
+            needed = FRAME_HEAD + int.from_bytes(data[:4], "big")
+            if needed > size - at:
+                break
+            if needed <= BELIEVED_BYTES:
+                want = needed
+            elif sums_up(file, HEADER_BYTES + at, needed):
+                count, at = count + 1, at + needed
+            else:
                 break
     return count, size - at
 
 
 def _keep(disk: Disk, folder: Folder, file: ReadFile, index: int, stop: int, size: int) -> str | None:
     """Copy what is about to be trimmed, unless it is nothing but zeros."""
-    if all(not any(file.read_at(at, WINDOW_BYTES)) for at in range(stop, size, WINDOW_BYTES)):
+    if is_empty(file, stop, size):
         return None
     number, aside = 0, f"{folder.path}/penstock-cut-{index}-{stop}.bad"
     while disk.stat(aside) is not None:
         number += 1
         aside = f"{folder.path}/penstock-cut-{index}-{stop}.{number}.bad"
     with disk.create(aside) as copy:
-        copy_bytes(file, stop, size, copy)
+        copy_data(file, stop, size, copy)
         copy.sync()
     disk.sync_folder(folder.path)
     return aside

@@ -15,6 +15,7 @@ from penstock import kernel
 from penstock.disk import File, PosixDisk, ReadFile
 from penstock.disk.face import Disk
 from penstock.disk.posix import PosixFile
+from penstock.disk.sparse import is_empty
 from penstock.log.filechannel.format import HEADER_BYTES
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ ROOM_BYTES: Final = 256 << 10
 LONGEST: Final = 16 << 10
 """A longer message is written: copying it would hold up other threads."""
 PAGE: Final = 4096
-LOOK_BYTES: Final = 1 << 20
 
 
 def can_have_room(disk: Disk, file: File) -> bool:
@@ -66,4 +66,4 @@ def is_room(file: ReadFile, offset: int, size: int) -> bool:
     """Whether there is nothing but room from ``offset`` to the end of the file."""
     if file.read_at(offset, len(ROOM_MARK)) != ROOM_MARK:
         return False
-    return not any(any(file.read_at(at, LOOK_BYTES)) for at in range(offset + len(ROOM_MARK), size, LOOK_BYTES))
+    return is_empty(file, offset + len(ROOM_MARK), size)

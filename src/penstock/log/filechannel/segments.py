@@ -27,7 +27,7 @@ from penstock.log.filechannel.format import (
     segment_path,
 )
 from penstock.log.filechannel.lengths import proven_ends
-from penstock.log.filechannel.sources import READ_BYTES, Live, Mapped, OpenSegment, Packed
+from penstock.log.filechannel.sources import BELIEVED_BYTES, READ_BYTES, Live, Mapped, OpenSegment, Packed
 from penstock.types import Problem
 
 __all__ = ["Folder", "Walk", "Files"]
@@ -37,8 +37,6 @@ SPAN_BYTES: Final = 1 << 30  # a batch stays within what Arrow can address
 SECOND_LOOK_SECONDS: Final = 0.001
 LARGEST_UNPACKED: Final = 256 << 20
 """The longest message that is unpacked: a small file can claim, and unpack to, a thousand times its size."""
-BELIEVED_BYTES: Final = 64 << 20
-"""A message of the newest segment that claims to be longer is summed up before it is read in one piece."""
 PROVEN_BYTES: Final = 64 << 20
 """How far the end of a message whose length is wrong is looked for."""
 GLANCE_BYTES: Final = 1 << 20

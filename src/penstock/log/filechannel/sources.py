@@ -15,9 +15,24 @@ from penstock.errors import CorruptionError
 from penstock.log.filechannel.compress import Unpacker
 from penstock.log.filechannel.format import FRAME_HEAD, HEADER_BYTES, Header
 
-__all__ = ["OpenSegment", "Live", "Mapped", "Packed"]
+__all__ = ["BELIEVED_BYTES", "sums_up", "OpenSegment", "Live", "Mapped", "Packed"]
 
 READ_BYTES: Final = 1 << 20
+BELIEVED_BYTES: Final = 64 << 20
+"""A message in a file that may be anything and claims to be longer is summed up before it is read in one piece."""
+
+
+def sums_up(file: ReadFile, at: int, length: int) -> bool:
+    """Whether a very long frame at a byte is whole, found out a piece at a time: no file can claim the memory."""
+    end, sum_ = at + length, 0
+    wanted = int.from_bytes(file.read_at(at + 4, 4), "big")
+    at += FRAME_HEAD
+    while at < end:
+        piece = file.read_at(at, min(4 * READ_BYTES, end - at))
+        if not piece:
+            return False
+        sum_, at = zlib.crc32(piece, sum_), at + len(piece)
+    return sum_ == wanted
 
 
 class OpenSegment(Protocol):
@@ -66,17 +81,8 @@ class Live:
         return self._file.stat().size
 
     def sums_up(self, position: int, length: int) -> bool:
-        """Whether a very long frame is whole, found out a piece at a time: no file can claim the memory."""
-        at = self.byte_of(position)
-        end, sum_ = at + length, 0
-        wanted = int.from_bytes(self._file.read_at(at + 4, 4), "big")
-        at += FRAME_HEAD
-        while at < end:
-            piece = self._file.read_at(at, min(4 * READ_BYTES, end - at))
-            if not piece:
-                return False
-            sum_, at = zlib.crc32(piece, sum_), at + len(piece)
-        return sum_ == wanted
+        """Whether a very long frame is whole."""
+        return sums_up(self._file, self.byte_of(position), length)
 
     def close(self) -> None:
         """Let go of the file."""

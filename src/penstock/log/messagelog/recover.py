@@ -18,6 +18,7 @@ import numpy as np
 
 from penstock import kernel
 from penstock.disk import Disk, File, save_atomically
+from penstock.disk.sparse import copy_data, is_empty
 from penstock.kernel import Mapping
 from penstock.log.messagelog.format import (
     BAD,
@@ -38,7 +39,7 @@ from penstock.log.messagelog.format import (
     used_index,
 )
 from penstock.log.messagelog.options import MessageLogOptions
-from penstock.log.messagelog.resync import NEAR, SUM_BYTES, Damage, describe, numbers_missing
+from penstock.log.messagelog.resync import NEAR, NO_INDEX, SUM_BYTES, Damage, describe, numbers_missing
 from penstock.log.messagelog.segment import Segment
 from penstock.metrics import REGISTRY
 from penstock.types import Problem
@@ -53,6 +54,8 @@ TRUNCATIONS: Final = REGISTRY.counter(
 SET_ASIDE: Final = REGISTRY.counter("message_log_bytes_set_aside", "bytes of message logs moved to .bad files")
 
 
+BELIEVED_BYTES: Final = 1 << 30
+"""A segment that claims to be longer is walked once more, to see how far its entries go."""
 MOST_NOTES: Final = 100
 """How many damaged places of one segment are noted one by one."""
 
@@ -103,7 +106,10 @@ def walk_segment(data: Mapping | bytes | memoryview, number: int) -> WalkResult:
     >>> walk_segment(kernel.messagelog.encode_one(1, 0, b"", b"hello"), 1).count
     1
     """
-    index = np.zeros((len(data) // INDEX_EVERY + 2) * INDEX_ENTRY.itemsize, np.uint8)
+    indexed = len(data)
+    if indexed > BELIEVED_BYTES:  # a file can claim a terabyte that it does not hold: room for what is there
+        indexed = kernel.messagelog.walk(data, number, NO_INDEX)[0]
+    index = np.zeros((indexed // INDEX_EVERY + 2) * INDEX_ENTRY.itemsize, np.uint8)
     found = kernel.messagelog.walk(data, number, index)
     return WalkResult(*found[:-1], index.view(INDEX_ENTRY)[: found[-1]])
 
@@ -154,13 +160,25 @@ def set_aside_behind(disk: Disk, folder: str, missing: int) -> None:
                 segment.close()
             if hole is not None:
                 target = bad_path(disk, f"{path}.{hole.start}")
-                save_atomically(disk, target, file.read_at(hole.start, size - hole.start))
+                _save_rest(disk, target, file, hole.start)
                 file.truncate(hole.start)
                 file.sync()
                 what = "a power cut left a hole here; what lies behind it was set aside in"
                 logger.warning("%s at byte %d: %s %s", path, hole.start, what, os.path.basename(target))
         break
     disk.sync_folder(folder)
+
+
+def _save_rest(disk: Disk, target: str, file: File, offset: int) -> None:
+    """Copy what a file has from ``offset`` on to a file of its own, whole or not at all."""
+    temporary = target + ".tmp"
+    with contextlib.suppress(FileNotFoundError):
+        disk.remove(temporary)
+    with disk.create(temporary) as copy:
+        copy_data(file, offset, file.stat().size, copy)
+        copy.sync()
+    disk.rename(temporary, target)
+    disk.sync_folder(os.path.dirname(target))
 
 
 class _Recoverer:
@@ -201,7 +219,7 @@ class _Recoverer:
                 walk = walk_segment(memoryview(data)[: walk.sound_end], number)
             if walk.count == 0 or walk.sound_end == 0:
                 if following is None:
-                    self._set_aside_whole(number, data, walk)
+                    self._set_aside_whole(number, file, data, walk)
                 else:
                     self._keep_lost(number, size, following, "no entry of a sealed segment is intact")
                 return
@@ -261,21 +279,22 @@ class _Recoverer:
             damage = Damage(walk.end, EntryStop(walk.stop), len(data), walk.highest_seq, None)
             self._note(path, walk.end, describe(path, damage, following).reason)
             return
-        if self._worth_keeping(data, walk):
-            kept = self._set_aside(number, walk.end, memoryview(data)[walk.end :])
+        if self._worth_keeping(file, data, walk):
+            kept = self._set_aside(number, file, walk.end)
+            SET_ASIDE.add(len(data) - walk.end)
             self._note(path, walk.end, f"damaged from here on; {len(data) - walk.end} bytes were set aside in {kept}")
         else:
             logger.info("%s: a torn tail of %d bytes was cut", path, len(data) - walk.end)
         file.truncate(walk.end)
         file.sync()
 
-    def _worth_keeping(self, data: Mapping | bytes, walk: WalkResult) -> bool:
+    def _worth_keeping(self, file: File, data: Mapping | bytes, walk: WalkResult) -> bool:
         """Whether a tail is more than one torn entry, or zeros."""
         view = memoryview(data)
         tail = view[walk.end :]
         if self._durable > walk.highest_seq + 1:
             return True  # it was whole once, and synced
-        if not any(tail[start : start + 65536].tobytes().strip(b"\0") for start in range(0, len(tail), 65536)):
+        if is_empty(file, walk.end, len(data)):
             return False
         if walk.stop != EntryStop.SHORT:
             return True
@@ -288,9 +307,9 @@ class _Recoverer:
         low = walk.highest_seq
         return kernel.messagelog.find_entry(data, walk.end + 1, low, low + NEAR, SUM_BYTES)[0] != -1
 
-    def _set_aside_whole(self, number: int, data: Mapping | bytes, walk: WalkResult) -> None:
+    def _set_aside_whole(self, number: int, file: File, data: Mapping | bytes, walk: WalkResult) -> None:
         path = self._path(number, LOG)
-        if walk.count or self._worth_keeping(data, walk):
+        if walk.count or self._worth_keeping(file, data, walk):
             target = self._bad_path(number, 0)
             self._disk.rename(path, target)
             SET_ASIDE.add(len(data))
@@ -298,11 +317,10 @@ class _Recoverer:
         self._remove(number)
         self._disk.sync_folder(self._folder)
 
-    def _set_aside(self, number: int, offset: int, data: memoryview) -> str:
-        """Save bytes in a file of their own before they are cut; return its name."""
+    def _set_aside(self, number: int, file: File, offset: int) -> str:
+        """Save the rest of a file in one of its own before it is cut; return its name."""
         target = self._bad_path(number, offset)
-        save_atomically(self._disk, target, data.tobytes())
-        SET_ASIDE.add(len(data))
+        _save_rest(self._disk, target, file, offset)
         return os.path.basename(target)
 
     def _bad_path(self, number: int, offset: int) -> str:

@@ -11,7 +11,8 @@ from typing import Final
 from penstock import kernel
 from penstock.disk import ReadDisk, ReadFile, view_of
 from penstock.disk.listing import names_from
-from penstock.disk.posix import data_end, folder_of
+from penstock.disk.posix import folder_of
+from penstock.disk.sparse import data_end
 from penstock.errors import CorruptionError, NotFoundError, OptionsError, UnsupportedError
 from penstock.kernel import Cursor, Mapping
 from penstock.log.xchannel.format import (

@@ -58,6 +58,7 @@ __all__ = ["XChannelLog", "gaps", "logs_in", "open_reader", "open_writer", "reco
 
 PGSS: Final = b"PGSS"
 HEADER_LENGTH: Final = (64).to_bytes(4, "little")  # of the Channel record
+FEW_FILES: Final = 64
 FILE_BITS: Final = 40
 """A position is the number of its file × 2^40, and a byte."""
 ROLLED: Final = re.compile(r".+\.[1-9][0-9]*", re.ASCII | re.DOTALL)
@@ -244,7 +245,7 @@ class XChannelLog(Handle):
         (first, low), (last, high) = split_position(start), split_position(end)
         begin, held, region = start, 0, 0
         spans: list[tuple[int, int]] = []
-        for sequence in (number for number in self._sequences() if first <= number <= last):
+        for sequence in self._between(first, last):
             if not region:
                 try:
                     file = ChannelFile.open(self._disk, self.path, sequence)
@@ -360,6 +361,12 @@ class XChannelLog(Handle):
         if not sequences:
             raise NotFoundError(f"{self.path}: there is no channel here")
         return sequences
+
+    def _between(self, first: int, last: int) -> list[int]:
+        """Return the numbers of the files from one to another; a few are not worth a look at all of them."""
+        if last - first < FEW_FILES:
+            return [number for number in range(first, last + 1) if is_there(self._disk, self.path, number)]
+        return [number for number in self._sequences() if first <= number <= last]
 
     @staticmethod
     def _try(what: Any) -> Any:

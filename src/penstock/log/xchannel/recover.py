@@ -23,7 +23,8 @@ from typing import Final
 
 from penstock import kernel
 from penstock.disk import Disk
-from penstock.disk.posix import data_end, folder_of
+from penstock.disk.posix import folder_of
+from penstock.disk.sparse import copy_data, data_end, is_empty
 from penstock.errors import CorruptionError, PenstockError
 from penstock.kernel import Cursor
 from penstock.log.sidecar import Sidecar
@@ -53,7 +54,6 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-COPY_BYTES: Final = 1 << 20
 ROLLED: Final = bytes((1, RecordKind.ROLL))  # how a Roll begins
 
 
@@ -85,10 +85,7 @@ def keep_hidden(disk: Disk, file: ChannelFile, offset: int, stop: RecordStop) ->
     file.attach(cursor, offset)
     cursor.ready()
     hidden = written_behind(file, cursor)
-    end = data_end(file.file)
-    if hidden is None or not any(
-        any(file.file.read_at(at, COPY_BYTES)) for at in range(offset + SLOT_BYTES, end, COPY_BYTES)
-    ):
+    if hidden is None or is_empty(file.file, offset + SLOT_BYTES, file.file.stat().size):
         return
     aside = f"{sidecar_prefix(file.base)}cut-{file.sequence}-{offset}.bad"
     if disk.stat(aside) is None:
@@ -272,13 +269,12 @@ def _cut_file(disk: Disk, file: ChannelFile, offset: int, prefix: str) -> str | 
 
 
 def _keep_behind(disk: Disk, file: ChannelFile, offset: int, aside: str) -> None:
-    """Copy what lies behind ``offset`` to a file of its own, piece by piece; holes at the end are left out."""
+    """Copy what lies behind ``offset`` to a file of its own; a hole at the end is left out."""
     temporary, end = aside + ".tmp", max(offset, data_end(file.file))
     with contextlib.suppress(FileNotFoundError):
         disk.remove(temporary)
     with disk.create(temporary) as copy:
-        for at in range(offset, end, COPY_BYTES):
-            copy.write_at(at - offset, file.file.read_at(at, min(COPY_BYTES, end - at)))
+        copy_data(file.file, offset, end, copy)
         copy.sync()
     disk.rename(temporary, aside)
 
