@@ -29,6 +29,7 @@ from penstock.errors import (
 from penstock.options import options_from, shows_options
 from penstock.store.engine import Changes, EngineStore, Rows, after_prefix
 from penstock.store.options import RocksOptions
+from penstock.store.rockslog import check_logs
 from penstock.types import WatchCursor
 
 __all__ = ["RocksStore"]
@@ -67,6 +68,7 @@ class RocksStore(EngineStore):
         self._lock = None if read_only else self._own()
         try:
             check_plain(path)
+            check_logs(disk, path, mend=not read_only)
         except BaseException:
             self._let_go()
             raise
