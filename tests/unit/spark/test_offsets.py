@@ -105,6 +105,8 @@ def test_a_batch_begins_and_ends_where_it_is_told(tmp_path: Path) -> None:
     assert batch(tmp_path / "in", startingOffsets="latest") == []
     for wrong, reason in (
         ({"startingOffsets": '{"x": 1}'}, "startingOffsets names channels that are not there: x"),
+        ({"channels": "a,nope"}, "channels names what is not there: nope; there is a, b"),
+        ({"nodes": "edge-1"}, "nodes names what is not there: edge-1; there is none"),
         ({"endingOffsets": '{"a": "soon"}'}, "must be a position, earliest or latest"),
         ({"endingOffsets": "earliest"}, "nothing would be read"),
         ({"startingOffsets": '{"a": 81}'}, "no record begins"),

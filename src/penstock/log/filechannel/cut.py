@@ -60,7 +60,9 @@ def _frames(folder: Folder, index: int, low: int, high: int, span_bytes: int) ->
     except (CorruptionError, FileNotFoundError):
         return  # whoever reads it says so
     with file:
-        at, high = low, min(high, header.begin + first_hole(file) - HEADER_BYTES)
+        at, hole = low, first_hole(file)
+        if hole < file.stat().size:
+            high = min(high, header.begin + hole - HEADER_BYTES)
         while header.method is None and high - at > span_bytes * 3 // 2:
             found = _hop(file, header, at, at + span_bytes, high)
             if found is None or found >= high:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import numpy as np
@@ -16,10 +16,11 @@ from penstock.ship import ShippedLog
 from penstock.spark.source.options import SourceOptions, Where
 from penstock.spark.source.plan import SourceChannel
 
-__all__ = ["check_named", "end_of", "position_at", "start_of"]
+__all__ = ["check_chosen", "check_named", "end_of", "position_at", "start_of"]
 
 SPAN_BYTES: Final = 4 << 20
 """How finely a log is cut to be searched; the last piece is read."""
+MOST_NAMED: Final = 8
 PROBES: Final = 16
 """So many places, evenly spread, are looked at to see whether times grow at all."""
 
@@ -49,6 +50,18 @@ def check_named(options: SourceOptions, names: Iterable[str]) -> None:
         unknown = set(where) - there if isinstance(where, dict) else set()
         if unknown:
             raise OptionsError(f"{option} names channels that are not there: {', '.join(sorted(unknown))}")
+
+
+def check_chosen(options: SourceOptions, found: Sequence[SourceChannel]) -> None:
+    """Refuse names of channels and nodes that are not there; those that end with ``*`` may stand for none."""
+    for option, chosen, there in (
+        ("channels", options.filters.channels, {name for channel in found for name in (channel.name, channel.label)}),
+        ("nodes", options.filters.nodes, {channel.node for channel in found if channel.node is not None}),
+    ):
+        unknown = sorted(name for name in chosen if not name.endswith("*") and name not in there)
+        if unknown:
+            some = ", ".join(sorted(there)[:MOST_NAMED]) + (", …" if len(there) > MOST_NAMED else "") or "none"
+            raise OptionsError(f"{option} names what is not there: {', '.join(unknown)}; there is {some}")
 
 
 def position_at(log: LogReader, first: int, end: int, time_ns: int) -> int:

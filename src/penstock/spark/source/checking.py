@@ -19,6 +19,7 @@ from pyspark.sql.types import StructType
 from penstock.batch import Batch
 from penstock.errors import CorruptionError, ExpiredError
 from penstock.log.detect import gaps_in
+from penstock.spark.source.bounds import check_chosen
 from penstock.spark.source.columns import Column, arrow_schema
 from penstock.spark.source.names import check_use
 from penstock.spark.source.options import SourceOptions
@@ -199,6 +200,7 @@ class CheckReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """Plan spans as a query would, and one more task a channel."""
         channels = find_channels(self.options.paths, self.options.format)
+        check_chosen(self.options, channels)
         channels = [channel for channel in channels if self.options.filters.takes(channel)]
         bounds = []
         for channel in channels:

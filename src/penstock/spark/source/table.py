@@ -24,7 +24,7 @@ from pyspark.sql.types import StructType
 from penstock.errors import ExpiredError, OptionsError
 from penstock.ship import ShippedLog
 from penstock.spark.source import shipped
-from penstock.spark.source.bounds import check_named, end_of, start_of
+from penstock.spark.source.bounds import check_chosen, check_named, end_of, start_of
 from penstock.spark.source.catalog import keep_options, with_kept_options
 from penstock.spark.source.columns import (
     BASE,
@@ -181,6 +181,7 @@ class LogSourceReader(DataSourceReader):
             return partitions_of(
                 [(channel, *given[channel.name]) for channel in found if channel.name in given], self.options
             )
+        check_chosen(self.options, found)
         bounds, channels = [], [channel for channel in found if self.options.filters.takes(channel)]
         check_named(self.options, (channel.name for channel in channels))
         for channel in channels:
