@@ -177,16 +177,11 @@ def test_damage_of_an_engine_ends_no_process(kind: str, tmp_path: Path, long_run
             values, said = found
             if not said and values != wanted:
                 wrong += 1
-                if kind == "rocksdb" and not _forgotten(damage):
+                if kind == "rocksdb":
                     failures.append(f"{damage}: {sum(values[k] != wanted[k] for k in wanted)} are wrong in silence")
     finally:
         engine.close()
     assert failures == [], f"{len(failures)} failures:\n" + "\n".join(failures[:40])
-
-
-def _forgotten(damage: Damage) -> bool:
-    """Whether RocksDB takes a damage for a write that never came: the end of its write-ahead log, or all of it."""
-    return damage.file.endswith(".log")
 
 
 # --- Buckets

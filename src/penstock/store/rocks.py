@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import re
 from collections.abc import Generator, Iterator
@@ -29,10 +30,13 @@ from penstock.errors import (
 from penstock.options import options_from, shows_options
 from penstock.store.engine import Changes, EngineStore, Rows, after_prefix
 from penstock.store.options import RocksOptions
-from penstock.store.rockslog import check_logs
-from penstock.types import WatchCursor
+from penstock.store.rockslog import check_logs, hold_tables, let_go_of_tables
+from penstock.store.rocksmark import check_closed, forget_closed, note_closed
+from penstock.types import Problem, WatchCursor
 
 __all__ = ["RocksStore"]
+
+logger = logging.getLogger(__name__)
 
 DATA: Final = "data"
 META: Final = "meta"
@@ -68,7 +72,9 @@ class RocksStore(EngineStore):
         self._lock = None if read_only else self._own()
         try:
             check_plain(path)
-            check_logs(disk, path, mend=not read_only)
+            check_closed(disk, path)
+            self._noticed = check_logs(disk, path, mend=not read_only)
+            held = hold_tables(disk, path) if self._noticed and not read_only else []
         except BaseException:
             self._let_go()
             raise
@@ -79,6 +85,9 @@ class RocksStore(EngineStore):
         except Exception as exc:  # noqa: BLE001 - the binding raises plain Exception
             self._let_go()
             raise _opening_error(path, exc) from None
+        if not read_only:
+            forget_closed(disk, path)
+            let_go_of_tables(disk, path, held)
         self._data, self._meta = self._db.get_column_family(DATA), self._db.get_column_family(META)
         self._data_handle = self._db.get_column_family_handle(DATA)
         self._meta_handle = self._db.get_column_family_handle(META)
@@ -115,6 +124,11 @@ class RocksStore(EngineStore):
         """Open with the defaults and return where to resume, and the store."""
         store = cls.open(path)
         return store.cursor(), store
+
+    def verify(self) -> Iterator[Problem]:
+        """Yield what was noticed when it was opened, then read everything; see EngineStore."""
+        yield from self._noticed
+        yield from super().verify()
 
     def settle(self) -> None:
         """Flush the memtables, let compactions finish, and sync the write-ahead log."""
@@ -270,6 +284,12 @@ class RocksStore(EngineStore):
             db.close()
         except Exception as exc:  # noqa: BLE001 - the binding raises plain Exception: its folder was moved, say
             raise _opening_error(self.path, exc) from None
+        else:
+            if not self.read_only and not self._failed:
+                try:
+                    note_closed(disk_for(self.path), self.path)
+                except OSError as exc:
+                    logger.warning("%s: its end could not be noted, and will not be checked: %s", self.path, exc)
         finally:
             self._let_go()
 
