@@ -59,6 +59,11 @@ class Load:
         self.port, self.clients = port, clients
         self.acked: dict[str, int] = {}
         self.ending = False
+        self._connected = asyncio.Barrier(clients + 1)
+
+    async def begun(self) -> None:
+        """Return when every client was let in once: from then on each comes back by itself."""
+        await self._connected.wait()
 
     async def run(self) -> None:
         await asyncio.gather(*(self._publish(f"dev-{number}", number % 3) for number in range(self.clients)))
@@ -71,6 +76,7 @@ class Load:
         )  # fmt: skip
         number = 0
         async with Client(f"127.0.0.1:{self.port}", options) as client:
+            await self._connected.wait()
             while not self.ending:
                 count = random.choice((1, 1, 5, 40))
                 payloads = [b"%d" % (number + each) for each in range(count)]
@@ -106,6 +112,7 @@ async def kill_loop(broker: Process, load: Load, rounds: int, others: list[Proce
     for each in [broker, *others]:
         await each.start()
     running = asyncio.create_task(load.run())
+    await load.begun()
     for _ in range(rounds):
         victim = random.choice([broker, *others])
         await asyncio.sleep(random.uniform(0.05, 0.4))

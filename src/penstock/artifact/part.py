@@ -6,8 +6,6 @@ has not moved since its last round is left alone.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
 import os
 import tempfile
@@ -21,7 +19,7 @@ from penstock.artifact.transport import Transport, transport_for
 from penstock.disk import ObjectOptions, in_disk_thread
 from penstock.errors import OptionsError, PenstockError
 from penstock.kv import KvConnection
-from penstock.lifecycle import Health, State
+from penstock.lifecycle import Health, Life, State
 
 __all__ = ["ExportPart"]
 
@@ -65,9 +63,7 @@ class ExportPart:
         self._holder = holder or f"{os.uname().nodename}-{uuid.uuid4().hex[:8]}"
         self._scratch = os.fspath(scratch) if scratch is not None else tempfile.gettempdir()
         self._objects = objects
-        self._state, self._reason = State.NEW, ""
-        self._stop = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._life = Life(self.name)
         self._seen: Any = None
         self.rounds = 0
         """Rounds that ended without an error."""
@@ -76,36 +72,28 @@ class ExportPart:
 
     async def start(self) -> None:
         """Begin; the first round is part of the work, so a node starts without its network."""
-        self._state = State.READY
-        self._task = asyncio.create_task(self._run(), name=self.name)
+        self._life.state = State.READY
+        self._life.work(self._run())
 
     async def ready(self) -> None:
         """Return at once: rounds come when they are due."""
 
     async def drain(self, seconds: float) -> None:
         """Finish the round that is under way, within that time."""
-        self._state = State.DRAINING
-        self._stop.set()
-        if self._task is not None:
-            await asyncio.wait([self._task], timeout=seconds)
+        await self._life.finish(seconds)
 
     async def stop(self) -> None:
         """End; a lease that is held is given back, or runs out."""
-        self._stop.set()
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-        self._state = State.STOPPED
+        await self._life.cancel()
+        self._life.end()
 
     async def wait(self) -> None:
-        """Return when it has stopped."""
-        if self._task is not None:
-            await asyncio.wait([self._task])
+        """Return when it has stopped; raises what made it fail."""
+        await self._life.wait()
 
     def health(self) -> Health:
         """Return how it is."""
-        return Health(self._state, self._reason)
+        return self._life.health()
 
     def describe(self) -> dict[str, Any]:
         """Return what there is to say about it, ready for JSON."""
@@ -117,26 +105,25 @@ class ExportPart:
     # --- The work
 
     async def _run(self) -> None:
-        while not self._stop.is_set():
+        life = self._life
+        while not life.stopping.is_set():
             pause = self._every
             try:
                 if not await self._round():
                     pause = min(RETRY_SECONDS, self._every)
-                elif self._state is State.DEGRADED:
-                    self._state, self._reason = State.READY, ""
+                elif life.state is State.DEGRADED:
+                    life.state, life.reason = State.READY, ""
             except (PenstockError, OSError) as exc:
                 logger.warning("%s: %s; it is tried again", self.name, exc)
-                self._state, self._reason = State.DEGRADED, str(exc)
+                life.state, life.reason = State.DEGRADED, str(exc)
                 pause = min(RETRY_SECONDS, self._every)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause):
-                    await self._stop.wait()
+            await life.pause(pause)
 
     async def _round(self) -> bool:
         """Run a round if there is a reason to; False while there is no fold."""
         fold = self._fold()
         if fold is None:
-            self._state, self._reason = State.DEGRADED, "the fold is not running"
+            self._life.state, self._life.reason = State.DEGRADED, "the fold is not running"
             return False
         cursor = getattr(fold, "cursor", None)
         if cursor is not None and cursor == self._seen:

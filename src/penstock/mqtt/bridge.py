@@ -25,7 +25,7 @@ from penstock.disk import PosixDisk, in_disk_thread
 from penstock.disk.plain import create_private, make_folders, read_small, refuse_link
 from penstock.errors import OptionsError, PenstockError, Refused, RetryError
 from penstock.kernel.mqtt import Run, make_run
-from penstock.lifecycle import Health, State
+from penstock.lifecycle import Health, Life, State
 from penstock.log.filechannel import FileChannel
 from penstock.metrics import REGISTRY
 from penstock.mqtt.carried import Carried
@@ -157,7 +157,7 @@ class Bridge:
         self.name = f"bridge:{spec.name}"
         self.received = self.cut = 0
         self._data = data
-        self._state, self._reason = State.NEW, ""
+        self._life = Life(self.name)
         self._origin = ""
         self._plain = False  # the other side takes no bridge connections of MQTT 3.1.1
         self._remote = Remote(
@@ -170,26 +170,28 @@ class Bridge:
         self._inlet = Inlet(broker, self.name, self)
         self._tap: Tap | None = None
         self._feed: Feed | None = None
-        self._incoming: asyncio.Task[None] | None = None
         self._moves = 0
-        self._stopped = asyncio.Event()
 
     # --- Life
 
     async def start(self) -> None:
         """Begin; the other broker need not be there."""
-        self._state = State.STARTING
+        self._life.state = State.STARTING
         try:
             self._origin = await in_disk_thread(self._own_name)
             if self.spec.send:
                 await self._start_sending()
-            work = self._receive() if self.spec.receive else self._connect()
-            self._incoming = asyncio.create_task(work, name=self.name)
         except BaseException:
-            self._state = State.FAILED
+            self._life.state = State.FAILED
             await self._end()
             raise
-        self._state = State.READY
+        self._life.state = State.READY
+        if self._feed is not None:
+            self._life.work(self._feed.wait())
+        if self.spec.receive:
+            self._life.work(self._receive())
+        else:
+            self._life.work(self._connect(), forever=False)
 
     async def _start_sending(self) -> None:
         spec, path = self.spec, os.path.join(self._data, self.spec.name)
@@ -213,10 +215,10 @@ class Bridge:
 
     async def drain(self, seconds: float) -> None:
         """Take nothing more from either side; finish what is under way within that time."""
-        if not self._state.serves:
+        if not self._life.state.serves:
             return
-        self._state = State.DRAINING
-        await self._stop_receiving()
+        self._life.state = State.DRAINING
+        await self._life.cancel()
         if self._tap is not None:
             await self._tap.drain(seconds)
         if self._feed is not None:
@@ -225,26 +227,19 @@ class Bridge:
     async def stop(self) -> None:
         """End; what was not sent is sent after the next start."""
         await self._end()
-        self._state = State.STOPPED
-        self._stopped.set()
+        self._life.end()
 
     async def _end(self) -> None:
-        await self._stop_receiving()
+        await self._life.cancel()
         if self._feed is not None:
             await self._feed.stop()
         if self._tap is not None:
             await self._tap.stop()
         await self._remote.close()
 
-    async def _stop_receiving(self) -> None:
-        task, self._incoming = self._incoming, None
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
     async def wait(self) -> None:
-        """Return when it has stopped."""
-        await self._stopped.wait()
+        """Return when it has stopped; raises what made it fail."""
+        await self._life.wait()
 
     async def caught_up(self) -> None:
         """Return when the other broker has everything that was published here before."""
@@ -253,11 +248,9 @@ class Bridge:
 
     def health(self) -> Health:
         """Return how it is: degraded while the other broker is away."""
-        if self._state is State.READY and not self._remote.connected:
-            return Health(State.DEGRADED, self._reason or f"{self.spec.remote.url}: not connected")
-        if self._state is State.READY and self._reason:
-            return Health(State.DEGRADED, self._reason)
-        return Health(self._state, self._reason)
+        if self._life.state is State.READY and not self._remote.connected:
+            return Health(State.DEGRADED, self._life.reason or f"{self.spec.remote.url}: not connected")
+        return self._life.health()
 
     def describe(self) -> dict[str, Any]:
         """Return what there is to say about it, ready for JSON."""
@@ -271,9 +264,9 @@ class Bridge:
         }
 
     def _trouble(self, reason: str) -> None:
-        if reason and reason != self._reason:
+        if reason and reason != self._life.reason:
             _log.warning("%s: %s", self.name, reason)
-        self._reason = reason
+        self._life.reason = reason
 
     def _own_name(self) -> str:
         """Return what tells this broker from others: a random name, made once."""

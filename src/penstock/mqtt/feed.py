@@ -9,7 +9,6 @@ topic, a delete that is not retained) is passed over and counted; a feed never s
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import re
 from collections.abc import Callable, Sequence
@@ -20,7 +19,7 @@ import msgspec
 from penstock.batch import Batch, Spans
 from penstock.disk import LoopWait, disk_for, in_disk_thread
 from penstock.errors import ExpiredError, NotFoundError, OptionsError, PenstockError, ReplacedError
-from penstock.lifecycle import Health, State
+from penstock.lifecycle import Health, Life, State
 from penstock.log.detect import open_log
 from penstock.log.envelope import CONTENT, open_envelopes
 from penstock.log.face import LogReader
@@ -148,12 +147,9 @@ class Feed:
         self._rename, self._on_moved = rename or self._topic_of, on_moved
         self.adjust: Callable[[TopicMessages], None] | None = None
         """Called with each message before it is sent, which it may change."""
-        self._state, self._reason = State.NEW, ""
-        self._stop = asyncio.Event()
+        self._life = Life(self.name)
         self._ready = asyncio.Event()
         self._idle = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
-        self._error: BaseException | None = None
         self._reader: LogReader | None = None
         self._sidecar: Sidecar | None = None
         self._seen: Fingerprint | None = None
@@ -164,45 +160,33 @@ class Feed:
 
     async def start(self) -> None:
         """Begin; a log or a broker that is not there yet is waited for."""
-        self._state = State.STARTING
-        self._task = asyncio.create_task(self._run(), name=self.name)
+        self._life.state = State.STARTING
+        self._life.work(self._run())
 
     async def ready(self) -> None:
         """Return when it reads the log, or waits for what is not there."""
         await self._ready.wait()
-        if self._error is not None:
-            raise self._error
+        if self._life.error is not None:
+            raise self._life.error
 
     async def drain(self, seconds: float) -> None:
         """Begin no further batch; finish the one under way within that time."""
-        self._stop.set()
-        if self._state.serves:
-            self._state = State.DRAINING
-        if self._task is not None:
-            await asyncio.wait([self._task], timeout=seconds)
+        await self._life.finish(seconds)
 
     async def stop(self) -> None:
         """End; what was not acknowledged comes again with the next start."""
-        self._stop.set()
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await self._life.cancel()
         await self._taker.close()
         if self._reader is not None:
             self._reader.close()
         if self._sidecar is not None:
             self._sidecar.close()
-        if self._state is not State.FAILED:
-            self._state = State.STOPPED
+        self._life.end()
         self._ready.set()
 
     async def wait(self) -> None:
         """Return when it has stopped; raises what made it fail."""
-        if self._task is not None:
-            await asyncio.wait([self._task])
-        if self._error is not None:
-            raise self._error
+        await self._life.wait()
 
     async def caught_up(self) -> None:
         """Return when everything that was in the log at this call has been taken."""
@@ -217,9 +201,7 @@ class Feed:
 
     def health(self) -> Health:
         """Return how it is: degraded while the log or the broker is away."""
-        if self._state is State.READY and self._reason:
-            return Health(State.DEGRADED, self._reason)
-        return Health(self._state, self._reason)
+        return self._life.health()
 
     def describe(self) -> dict[str, Any]:
         """Return what there is to say about it, ready for JSON."""
@@ -233,14 +215,14 @@ class Feed:
         }
 
     def _trouble(self, reason: str) -> None:
-        if reason and reason != self._reason:
+        if reason and reason != self._life.reason:
             _log.warning("%s: %s", self.name, reason)
-        self._reason = reason
+        self._life.reason = reason
         self._serving()
 
     def _serving(self) -> None:
-        if self._state is State.STARTING:
-            self._state = State.READY
+        if self._life.state is State.STARTING:
+            self._life.state = State.READY
         self._ready.set()
 
     # --- The work
@@ -248,21 +230,22 @@ class Feed:
     async def _run(self) -> None:
         waiting: LoopWait | None = None
         waits_for: LogReader | None = None
-        stopped = asyncio.create_task(self._stop.wait())
+        life = self._life
+        stopped = asyncio.create_task(life.stopping.wait())
         stopped.add_done_callback(lambda _: waiting.wake() if waiting is not None else None)
         pause, longest = RETRY_SECONDS
         try:
-            while not self._stop.is_set():
+            while not life.stopping.is_set():
                 try:
                     count = await self.step()
                     pause = RETRY_SECONDS[0]
                 except NotFoundError as exc:
                     self._trouble(str(exc))
-                    await self._sleep(ABSENT_SECONDS)
+                    await life.pause(ABSENT_SECONDS)
                     continue
                 except (PenstockError, OSError) as exc:
                     self._trouble(str(exc))
-                    await self._sleep(pause)
+                    await life.pause(pause)
                     pause = min(pause * 2, longest)
                     continue
                 self._serving()
@@ -275,28 +258,19 @@ class Feed:
                     waiting.reset()
                 else:
                     self._idle.set()
-                    if not self._stop.is_set():
+                    if not life.stopping.is_set():
                         await waiting.pause()
-        except Exception as exc:  # noqa: BLE001  (a part says why it cannot go on)
-            _log.exception("%s", self.name)
-            self._error = exc
-            self._state, self._reason = State.FAILED, str(exc)
         finally:
             stopped.cancel()
             if waiting is not None:
                 waiting.close()
             self._ready.set()
 
-    async def _sleep(self, seconds: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._stop.wait()
-
     async def step(self) -> int:
         """Publish one batch and move the cursor; return how many records it had, 0 at the end of the log."""
         if self._reader is None:
             await in_disk_thread(self._open)
-            self._reason = ""
+            self._life.reason = ""
         reader, position = self._reader, self.position
         assert reader is not None
         assert position is not None
@@ -323,7 +297,7 @@ class Feed:
         count = sum(len(each.payloads) for each in messages)
         self.published += count
         _published.add(count, feed=self.name)
-        if self._reason:
+        if self._life.reason:
             self._trouble("")
         if self._on_moved is not None:
             self._on_moved()

@@ -31,7 +31,7 @@ from penstock.disk.plain import make_folders
 from penstock.errors import ConflictError, OptionsError, PenstockError, UnsupportedError
 from penstock.kernel.mqtt import make_run
 from penstock.kv import EmbeddedConnection, KvConnection, KvStore, NatsConnection, NatsOptions, StoreConfig
-from penstock.lifecycle import Health, State
+from penstock.lifecycle import Health, Life, State
 from penstock.mqtt.inlet import Inlet
 from penstock.mqtt.topics import is_filter
 from penstock.store import AppendLogStore
@@ -123,30 +123,26 @@ class Mirror:
         self._path = os.path.join(data, f"{spec.name or spec.bucket}.snap")
         self._prefix = spec.prefix.encode()
         self._inlet = Inlet(broker, self.name)
-        self._state, self._reason = State.NEW, ""
+        self._life = Life(self.name)
         self._dirty: dict[str, None] = {}
         self._some = asyncio.Event()
         self._ready = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
         self._connection: KvConnection | None = None
         self._store: KvStore | None = None
         self._agreed: AppendLogStore | None = None
         self._news: deque[KvUpdate] = deque()
         self._working = self._settling = False
-        self._stopped = asyncio.Event()
 
     # --- Life
 
     async def start(self) -> None:
         """Open what was agreed and begin; the bucket need not be there yet."""
-        self._state = State.STARTING
+        self._life.state = State.STARTING
         await in_disk_thread(self._open)
         self.broker.on_retained.append(self._retained)
-        self._tasks = [
-            asyncio.create_task(self._watch(), name=f"{self.name} watch"),
-            asyncio.create_task(self._work(), name=self.name),
-        ]
-        self._state = State.READY
+        self._life.state = State.READY
+        self._life.work(self._watch(), name=f"{self.name} watch")
+        self._life.work(self._work())
 
     def _open(self) -> None:
         make_folders(os.path.dirname(os.path.abspath(self._path)))
@@ -161,9 +157,9 @@ class Mirror:
 
     async def drain(self, seconds: float) -> None:
         """Carry what has changed, within that time."""
-        if not self._state.serves:
+        if not self._life.state.serves:
             return
-        self._state = State.DRAINING
+        self._life.state = State.DRAINING
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self.settled()
@@ -177,10 +173,7 @@ class Mirror:
         """End; the next start compares both sides again."""
         if self._retained in self.broker.on_retained:
             self.broker.on_retained.remove(self._retained)
-        tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._life.cancel()
         if self._connection is not None:
             await self._connection.shutdown()
             self._connection = None
@@ -188,19 +181,16 @@ class Mirror:
             await self._note()
             self._agreed.close()
             self._agreed = None
-        self._state = State.STOPPED
+        self._life.end()
         self._ready.set()
-        self._stopped.set()
 
     async def wait(self) -> None:
-        """Return when it has stopped."""
-        await self._stopped.wait()
+        """Return when it has stopped; raises what made it fail."""
+        await self._life.wait()
 
     def health(self) -> Health:
         """Return how it is: degraded while the bucket is away."""
-        if self._state is State.READY and self._reason:
-            return Health(State.DEGRADED, self._reason)
-        return Health(self._state, self._reason)
+        return self._life.health()
 
     def describe(self) -> dict[str, Any]:
         """Return what there is to say about it, ready for JSON."""
@@ -233,11 +223,11 @@ class Mirror:
                     raise UnsupportedError(f"{store.name}: this backend cannot watch")
                 async with await store.watcher.watch_all() as watch:
                     self._mark_everything()
-                    self._reason, pause = "", RETRY_SECONDS[0]
+                    self._life.reason, pause = "", RETRY_SECONDS[0]
                     while True:
                         if watch.hydrated and not self._settling:
                             self._settling = True
-                            self._tasks.append(asyncio.create_task(self._become_ready(), name=f"{self.name} ready"))
+                            self._life.work(self._become_ready(), name=f"{self.name} ready", forever=False)
                         for update in await watch.next_batch():
                             self._mark(update.key)
             except (PenstockError, OSError, StopAsyncIteration) as exc:
@@ -273,9 +263,9 @@ class Mirror:
         return self._store
 
     def _trouble(self, reason: str) -> None:
-        if reason != self._reason:
+        if reason != self._life.reason:
             _log.warning("%s: %s", self.name, reason)
-        self._reason = reason
+        self._life.reason = reason
 
     # --- The work
 

@@ -270,7 +270,8 @@ class Outbox:
     def health(self) -> Health:
         """Return how it is: degraded while the broker is away."""
         if self._state is State.READY and self._feed is not None:
-            return self._feed.health() if self._feed.health().state.serves else Health(State.READY)
+            feed = self._feed.health()
+            return Health(State.READY) if feed.state is State.STARTING else feed
         return Health(self._state)
 
     def describe(self) -> dict[str, Any]:

@@ -120,22 +120,25 @@ class Remote:
         async with self._lock:
             pause, longest = self._pauses
             while self._client is None:
-                client = self._make()
+                client: Client | None = None
                 try:
+                    client = self._make()
                     await client.start()
                     if self._on_connected is not None:
                         await self._on_connected(client)
                     self._client = client
                     self._tell("")
                 except (PenstockError, OSError) as exc:
-                    await client.stop()
+                    if client is not None:
+                        await client.stop()
                     self._tell(str(exc))
                     if isinstance(exc, Refused) and self._on_refused is not None:
                         self._on_refused(exc)
                     await asyncio.sleep(pause)
                     pause = min(pause * 2, longest)
                 except BaseException:
-                    await client.stop()
+                    if client is not None:
+                        await client.stop()
                     raise
             return self._client
 

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from typing import Any, Final
 
@@ -509,20 +509,31 @@ class MqttServer:
         """Drop what has waited for too long for clients that are away, now and then."""
         while True:
             await asyncio.sleep(min(QUEUE_SECONDS, self.broker.options.max_queued_seconds))
-            self.broker.drop_late()
+            with said_when_it_fails("what has waited for too long"):
+                self.broker.drop_late()
 
     async def _say(self, topics: SysTopics) -> None:
         """Bring metrics up to date every second, and $SYS as often as it is wanted."""
         seconds, left = self.options.broker.sys_seconds, 0.0
         while True:
-            if seconds and left <= 0:
-                topics.publish()
-                left = seconds
-            else:
-                topics.meter()
+            with said_when_it_fails("$SYS and metrics"):
+                if seconds and left <= 0:
+                    left = seconds
+                    topics.publish()
+                else:
+                    topics.meter()
             pause = min(METRIC_SECONDS, left) if seconds else METRIC_SECONDS
             await asyncio.sleep(pause)
             left -= pause
+
+
+@contextlib.contextmanager
+def said_when_it_fails(what: str) -> Iterator[None]:
+    """Log what was raised and go on: a side line of the broker neither ends it nor ends unheard."""
+    try:
+        yield
+    except Exception:  # noqa: BLE001 - whatever it is, the clients are served
+        _log.exception("%s", what)
 
 
 def _memory() -> tuple[int, int]:

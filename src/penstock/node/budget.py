@@ -8,7 +8,6 @@ from how its distance to the oldest record shrinks.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import heapq
 import logging
@@ -24,7 +23,7 @@ import msgspec
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.disk import disk_for, in_disk_thread
 from penstock.errors import LockedError, NotFoundError, PenstockError
-from penstock.lifecycle import Health, Part, State
+from penstock.lifecycle import Health, Life, Part, State
 from penstock.log.detect import open_log
 from penstock.log.messagelog import MessageLog
 from penstock.log.sidecar import sidecar_of
@@ -160,9 +159,7 @@ class BudgetPart:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._config, self._part, self._clock = config, part, clock
-        self._state = State.NEW
-        self._stop = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._life = Life(self.name)
         self._growth = Trend()
         self._walk = (0, 0, 0.0)  # what the last walk found used and free, and when the next one is due
         self._margins: dict[tuple[str, str], Trend] = {}
@@ -179,17 +176,16 @@ class BudgetPart:
 
     async def start(self) -> None:
         """Look for the first time and go on looking."""
-        self._state = State.STARTING
+        self._life.state = State.STARTING
         await self.look()
-        self._task = asyncio.create_task(self._run(), name=self.name)
-        self._state = State.READY
+        self._life.state = State.READY
+        self._life.work(self._run())
 
     async def _run(self) -> None:
-        while not self._stop.is_set():
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._config().disk.look_seconds):
-                    await self._stop.wait()
-                    return
+        while True:
+            await self._life.pause(self._config().disk.look_seconds)
+            if self._life.stopping.is_set():
+                return
             await self.look(again=True)
 
     async def ready(self) -> None:
@@ -200,22 +196,18 @@ class BudgetPart:
 
     async def stop(self) -> None:
         """End."""
-        self._stop.set()
-        task, self._task = self._task, None
-        if task is not None:
-            await asyncio.gather(task, return_exceptions=True)
-        self._state = State.STOPPED
+        await self._life.finish(None)
+        self._life.end()
 
     async def wait(self) -> None:
         """Return when it has stopped; raises what made it fail."""
-        if self._task is not None:
-            await asyncio.shield(self._task)
+        await self._life.wait()
 
     def health(self) -> Health:
         """Return how it is: degraded from the alarm on."""
-        if self._state is State.READY and self.level != "ok":
+        if self._life.state is State.READY and self.level != "ok":
             return Health(State.DEGRADED, self._words())
-        return Health(self._state)
+        return self._life.health()
 
     def describe(self) -> dict[str, Any]:
         """Return what is used, and when it will be full."""

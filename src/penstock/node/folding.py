@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 from typing import Any, Final
@@ -11,7 +10,7 @@ from penstock.artifact import BootstrapReport, bootstrap, log_window, transport_
 from penstock.disk import in_disk_thread, is_url
 from penstock.errors import NotFoundError
 from penstock.fold import Follow
-from penstock.lifecycle import Health, State
+from penstock.lifecycle import Health, Life, State
 from penstock.log.detect import open_log
 from penstock.log.face import LogReader
 from penstock.node.options import FoldOptions
@@ -42,27 +41,24 @@ class FoldPart:
     def __init__(self, options: FoldOptions) -> None:
         self.name = f"fold:{options.name}"
         self._options = options
-        self._state, self._reason = State.NEW, ""
-        self._stop = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._life = Life(self.name)
         self._fold: Follow | None = None
         self._bootstrap: BootstrapReport | None = None
-        self._ended = asyncio.Event()
         self._opened = contextlib.ExitStack()
 
     @property
     def fold(self) -> Follow | None:
         """The fold itself, while it runs."""
-        return self._fold if self._state is State.READY else None
+        return self._fold if self._life.state is State.READY else None
 
     async def start(self) -> None:
         """Open log and store and begin to follow; a log that is not there yet is waited for."""
-        self._state = State.STARTING
+        self._life.state = State.STARTING
         try:
             await self._open()
         except NotFoundError as exc:
-            self._state, self._reason = State.DEGRADED, f"it waits for its log: {exc}"
-        self._task = asyncio.create_task(self._run(), name=self.name)
+            self._life.state, self._life.reason = State.DEGRADED, f"it waits for its log: {exc}"
+        self._life.work(self._run())
 
     async def _open(self) -> None:
         options = self._options
@@ -75,58 +71,43 @@ class FoldPart:
                 _log.info("part %s begins by way of %s: %s", self.name, self._bootstrap.way, self._bootstrap.reason)
             store: SnapshotStore = await in_disk_thread(STORES[options.backend].open, options.store)
             self._opened.callback(store.close)
-            self._fold = Follow(log, store, stop=self._stop)
+            self._fold = Follow(log, store, stop=self._life.stopping)
         except BaseException:
             self._opened.close()
             raise
-        self._state, self._reason = State.READY, ""
+        self._life.state, self._life.reason = State.READY, ""
 
     async def _run(self) -> None:
-        try:
-            while self._fold is None:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(ABSENT_SECONDS):
-                        await self._stop.wait()
-                if self._stop.is_set():
-                    return
-                with contextlib.suppress(NotFoundError):
-                    await self._open()
-            await self._fold.run()
-        except Exception as exc:
-            self._state, self._reason = State.FAILED, str(exc)
-            raise
-        finally:
-            self._ended.set()
+        while self._fold is None:
+            await self._life.pause(ABSENT_SECONDS)
+            if self._life.stopping.is_set():
+                return
+            with contextlib.suppress(NotFoundError):
+                await self._open()
+        await self._fold.run()
 
     async def ready(self) -> None:
         """Return at once: reading has begun."""
 
     async def drain(self, seconds: float) -> None:
         """Finish the batch that is being applied."""
-        self._stop.set()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._ended.wait()
+        await self._life.finish(seconds)
 
     async def stop(self) -> None:
         """End the fold and close what is open."""
-        self._stop.set()
-        if self._task is not None:
-            await asyncio.wait([self._task])
+        await self._life.finish(None)
         await in_disk_thread(self._opened.close)
-        if self._state is not State.FAILED:
-            self._state = State.STOPPED
+        self._life.end()
 
     async def wait(self) -> None:
         """Return when it has stopped; raises what made it fail."""
-        if self._task is not None:
-            await asyncio.shield(self._task)
+        await self._life.wait()
 
     def health(self) -> Health:
         """Return how it is."""
-        if self._fold is not None and self._fold.failures and self._state is State.READY:
+        if self._fold is not None and self._fold.failures and self._life.state is State.READY:
             return Health(State.DEGRADED, f"the store has refused a batch {self._fold.failures} times")
-        return Health(self._state, self._reason)
+        return self._life.health()
 
     def describe(self) -> dict[str, Any]:
         """Return where it is."""

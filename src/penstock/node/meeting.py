@@ -26,7 +26,7 @@ from penstock.channels.ids import Nid, is_handler
 from penstock.channels.username import is_username
 from penstock.errors import OptionsError, PenstockError, Refused, RetryError
 from penstock.kernel.mqtt import Run, make_run
-from penstock.lifecycle import Health, State
+from penstock.lifecycle import Health, Life, State
 from penstock.metrics import REGISTRY
 from penstock.mqtt.gate import Ticket, TurnGate
 from penstock.mqtt.inlet import Inlet
@@ -130,16 +130,14 @@ class Meeting:
         self._waiting = {"topic": 0, "channel": 0}
         self._news = {"topic": asyncio.Event(), "channel": asyncio.Event()}
         self._idle = {"topic": asyncio.Event(), "channel": asyncio.Event()}
-        self._tasks: list[asyncio.Task[None]] = []
         self._away = False
-        self._state, self._reason = State.NEW, ""
-        self._stopped = asyncio.Event()
+        self._life = Life(self.name)
 
     # --- Life
 
     async def start(self) -> None:
         """Join the channel and stand among the subscriptions of the broker."""
-        self._state = State.STARTING
+        self._life.state = State.STARTING
         self._broker, manager = self._find_broker(), self._find_manager()
         self._channel = manager.channel(self.spec.channel)
         self._member = Nid(self.spec.member, manager.options.domain)
@@ -147,17 +145,15 @@ class Meeting:
             self._session = manager.connect(self._member, sink=self._hear)
             await self._join()
         except BaseException:
-            self._state = State.FAILED
+            self._life.state = State.FAILED
             if self._session is not None:
                 await self._session.close()
             raise
         if self.spec.direction != "to_topic":
             self._broker.tap(self.spec.filter, self._copies)
-        self._tasks = [
-            asyncio.create_task(self._work("channel", self._broadcast)),
-            asyncio.create_task(self._work("topic", self._publish)),
-        ]
-        self._state = State.READY
+        self._life.state = State.READY
+        self._life.work(self._work("channel", self._broadcast))
+        self._life.work(self._work("topic", self._publish))
 
     async def _join(self) -> None:
         try:
@@ -177,10 +173,9 @@ class Meeting:
 
     async def drain(self, seconds: float) -> None:
         """Hear nothing more and carry what waits."""
-        if not self._state.serves:
+        if not self._life.state.serves:
             return
         self._leave()
-        self._state = State.DRAINING
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 for side in ("channel", "topic"):
@@ -189,12 +184,9 @@ class Meeting:
 
     async def stop(self) -> None:
         """End; what still waits is counted, and what waits for its acknowledgement gets none."""
-        if self._state.serves:
+        if self._life.state.serves:
             self._leave()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks = []
+        await self._life.cancel()
         for side, waiting in self._waiting.items():
             if waiting:
                 self._lose(side, "stopped", waiting)
@@ -202,21 +194,20 @@ class Meeting:
         if self._session is not None:
             await self._session.close()
             self._session = None
-        self._state = State.STOPPED
-        self._stopped.set()
+        self._life.end()
 
     def _leave(self) -> None:
         if self.spec.direction != "to_topic":
             self._broker.untap(self.spec.filter, self._copies)
-        self._state = State.DRAINING
+        self._life.state = State.DRAINING
 
     async def wait(self) -> None:
-        """Return when it has stopped."""
-        await self._stopped.wait()
+        """Return when it has stopped; raises what made it fail."""
+        await self._life.wait()
 
     def health(self) -> Health:
         """Return how it is: degraded while one side does not take what the other says."""
-        return Health(State.DEGRADED if self._state is State.READY and self._reason else self._state, self._reason)
+        return self._life.health()
 
     def describe(self) -> dict[str, Any]:
         """Return what there is to say about it, ready for JSON."""
@@ -284,10 +275,10 @@ class Meeting:
                 while carried := await carry():
                     self.carried[side] += carried
                     _passed.add(carried, meeting=self.name, to=side)
-                    self._reason, pause = "", RETRY_SECONDS[0]
+                    self._life.reason, pause = "", RETRY_SECONDS[0]
             except (PenstockError, OSError) as exc:  # it stays first in line
-                self._reason = f"to {side}: {exc}"
-                _log.warning("%s: %s; tried again in %g s", self.name, self._reason, pause)
+                self._life.reason = f"to {side}: {exc}"
+                _log.warning("%s: %s; tried again in %g s", self.name, self._life.reason, pause)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, RETRY_SECONDS[1])
                 news.set()

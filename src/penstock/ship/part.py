@@ -7,7 +7,6 @@ that was shipped, makes it fail.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import os
@@ -16,8 +15,8 @@ from typing import Any
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.disk import ObjectOptions, ObjectStore, in_waiting_thread, object_store_for
-from penstock.errors import NotFoundError, PenstockError, RetryError
-from penstock.lifecycle import Health, State
+from penstock.errors import NotFoundError, RetryError
+from penstock.lifecycle import Health, Life, State
 from penstock.ship.roll import is_due, roll_quiet
 from penstock.ship.shipper import ShipOptions, Shipper, ShipStatus
 
@@ -58,13 +57,10 @@ class ShipPart:
         self.name = f"ship:{os.path.basename(self.path)}"
         self._options, self._objects, self._clock = options, objects, clock
         self._look_seconds, self._roll_seconds, self._roll = look_seconds, roll_seconds, roll
-        self._state, self._reason = State.NEW, ""
-        self._task: asyncio.Task[None] | None = None
-        self._stop, self._ready = asyncio.Event(), asyncio.Event()
+        self._life, self._ready = Life(self.name), asyncio.Event()
         self._told_at = -math.inf
         self._drain, self._paused = False, paused
         self._shipper: Shipper | None = None
-        self._error: BaseException | None = None
         self.idle = False
         """Whether it found nothing to ship or to remove when it last looked."""
         self.failures: list[Exception] = []
@@ -72,46 +68,35 @@ class ShipPart:
 
     async def start(self) -> None:
         """Begin; the first look at the store is part of the work, so an edge node starts without its network."""
-        self._state = State.STARTING
-        self._task = asyncio.create_task(self._run(), name=self.name)
+        self._life.state = State.STARTING
+        self._life.work(self._run())
 
     async def ready(self) -> None:
         """Return when the log is this shipper's; raises what prevents that."""
         await self._ready.wait()
-        if self._error is not None:
-            raise self._error
+        if self._life.error is not None:
+            raise self._life.error
 
     async def drain(self, seconds: float) -> None:
         """Ship what is sealed now and end, within that time."""
         self._drain = True
-        self._state = State.DRAINING
-        self._stop.set()
-        if self._task is not None:
-            await asyncio.wait([self._task], timeout=seconds)
+        await self._life.finish(seconds)
 
     async def stop(self) -> None:
         """End; what was begun is finished by whoever ships next."""
-        self._stop.set()
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await self._life.cancel()
         if self._shipper is not None:
             self._shipper.close()
-        if self._state is not State.FAILED:
-            self._state = State.STOPPED
+        self._life.end()
         self._ready.set()
 
     async def wait(self) -> None:
         """Return when it has stopped; raises what made it fail."""
-        if self._task is not None:
-            await asyncio.wait([self._task])
-        if self._error is not None:
-            raise self._error
+        await self._life.wait()
 
     def health(self) -> Health:
         """Return how it is."""
-        return Health(self._state, self._reason)
+        return self._life.health()
 
     @property
     def sent_bytes(self) -> int:
@@ -125,7 +110,7 @@ class ShipPart:
     def describe(self) -> dict[str, Any]:
         """Return what there is to say about it, ready for JSON."""
         about = {} if self._shipper is None else self._shipper.describe()
-        return {"log": self.path, "state": self._state.value, "reason": self._reason, **about}
+        return {"log": self.path, "state": self._life.state.value, "reason": self._life.reason, **about}
 
     def pause(self) -> None:
         """Send nothing more until ``resume``; a segment that is going up is finished."""
@@ -142,9 +127,9 @@ class ShipPart:
     # --- The work
 
     async def _run(self) -> None:
-        pause = FIRST_PAUSE_SECONDS
+        life, pause = self._life, FIRST_PAUSE_SECONDS
         try:
-            while not self._stop.is_set() or self._drain:
+            while not life.stopping.is_set() or self._drain:
                 try:
                     await self._roll_here()
                     count = await in_waiting_thread(self._work)
@@ -153,41 +138,36 @@ class ShipPart:
                     self._settled()
                 except NotFoundError as exc:
                     self.failures = [*self.failures[-9:], exc]
-                    self._state, self._reason = State.DEGRADED, f"it waits: {exc}"
-                    if self._stop.is_set():
+                    life.state, life.reason = State.DEGRADED, f"it waits: {exc}"
+                    if life.stopping.is_set():
                         return
                     await self._sleep(self._look_seconds)
                     continue
                 except (RetryError, OSError) as exc:
                     self.failures = [*self.failures[-9:], exc]
                     logger.warning("%s: %s; it is tried again", self.name, exc)
-                    self._state, self._reason = State.DEGRADED, str(exc)
+                    life.state, life.reason = State.DEGRADED, str(exc)
                     await self._sleep(pause)
                     pause = min(pause * 2, LAST_PAUSE_SECONDS)
                     continue
                 if not count:
-                    if self._stop.is_set():
+                    if life.stopping.is_set():
                         return
                     await self._sleep(self._look_seconds)
-        except PenstockError as exc:
-            self._error = exc
-            self._state, self._reason = State.FAILED, str(exc)
         finally:
             self._ready.set()
 
     def _settled(self) -> None:
         self.failures.clear()
-        if self._state in (State.STARTING, State.DEGRADED):
-            self._state, self._reason = State.READY, ""
+        if self._life.state in (State.STARTING, State.DEGRADED):
+            self._life.state, self._life.reason = State.READY, ""
         self._ready.set()
 
     async def _sleep(self, seconds: float) -> None:
         if self._drain:
             await asyncio.sleep(min(seconds, FIRST_PAUSE_SECONDS))
             return
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._stop.wait()
+        await self._life.pause(seconds)
 
     async def _roll_here(self) -> None:
         """End a segment that is old enough where this process has the writer."""

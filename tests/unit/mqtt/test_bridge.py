@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from penstock.errors import OptionsError
@@ -212,6 +213,25 @@ async def test_a_bridge_bit_asks_for_nothing_back_and_for_retained_as_such(tmp_p
         async with asyncio.timeout(30):
             message = await anext(aiter(bridge.messages()))
         assert (message.topic, message.retain) == ("theirs", True)
+    await hub.stop()
+
+
+async def test_a_bridge_whose_password_cannot_be_read_goes_on_when_it_can(tmp_path: Path) -> None:
+    hub = await serve(tmp_path, "hub")
+    secret = tmp_path / "secret"
+    there = msgspec.structs.replace(remote(hub), username="edge", password_file=str(secret))
+    spec = BridgeSpec(name="hub", remote=there, receive=(BridgeRule(filter="commands/#"),))
+    edge = await serve(tmp_path, "edge", bridges=(spec,))
+    async with asyncio.timeout(30):
+        while str(secret) not in bridge_of(edge).health().reason:
+            await asyncio.sleep(0.01)
+        secret.write_text("word\n")
+        await connected(edge)
+        async with Client(hub.addresses["mqtt"]) as publisher, Client(edge.addresses["mqtt"]) as here:
+            await here.subscribe("#", qos=1)
+            await publisher.publish("commands/9", b"down", qos=1)
+            assert await payloads(here, 1) == [("commands/9", b"down")]
+    await edge.stop()
     await hub.stop()
 
 

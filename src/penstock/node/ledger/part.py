@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
 import os
 import time
@@ -11,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from penstock.disk import disk_for, in_disk_thread
-from penstock.lifecycle import Health, State
+from penstock.lifecycle import Health, Life, State
 from penstock.metrics import REGISTRY
 from penstock.node.ledger.book import Book, Figures
 from penstock.node.ledger.reckon import LedgerReckoner, RunningTap, SeamCount, lake_seams
@@ -45,9 +43,7 @@ class LedgerPart:
         deliveries: Callable[[], Figures | None] = lambda: None,
     ) -> None:
         self._config, self._running, self._deliveries = config, running, deliveries
-        self._state, self._reason = State.NEW, ""
-        self._stop = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._life = Life(self.name)
         self._book: Book | None = None
         self._written: list[Seam] | None = None
         self._known: dict[str, tuple[object, SeamCount]] = {}
@@ -59,21 +55,19 @@ class LedgerPart:
 
     async def start(self) -> None:
         """Open the book and look for the first time."""
-        self._state = State.STARTING
+        self._life.state = State.STARTING
         self._book = await in_disk_thread(Book, self._config().data)
         try:
             await self.look()
         except BaseException:
             await in_disk_thread(self._book.close)
             raise
-        self._task = asyncio.create_task(self._run(), name=self.name)
-        self._state = State.READY
+        self._life.state = State.READY
+        self._life.work(self._run())
 
     async def _run(self) -> None:
-        while not self._stop.is_set():
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._config().ledger.look_seconds):
-                    await self._stop.wait()
+        while not self._life.stopping.is_set():
+            await self._life.pause(self._config().ledger.look_seconds)
             await self.look()
 
     async def look(self) -> None:
@@ -83,9 +77,9 @@ class LedgerPart:
             return
         alarms = [seam.alarm for seam in self.seams if seam.alarm]
         for alarm in alarms:
-            if alarm not in self._reason:
+            if alarm not in self._life.reason:
                 _log.error("ledger: %s", alarm)
-        self._reason = "; ".join(alarms)
+        self._life.reason = "; ".join(alarms)
         _ok.replace({(seam.seam,): float(seam.ok) for seam in self.seams})
         _figures.replace({
             (seam.seam, what): float(count)
@@ -143,26 +137,19 @@ class LedgerPart:
 
     async def stop(self) -> None:
         """Look once more and close the book."""
-        self._stop.set()
-        task, self._task = self._task, None
-        if task is not None:
-            await asyncio.gather(task, return_exceptions=True)
+        await self._life.finish(None)
         if self._book is not None:
             await in_disk_thread(self._book.close)
             self._book = None
-        if self._state is not State.FAILED:
-            self._state = State.STOPPED
+        self._life.end()
 
     async def wait(self) -> None:
         """Return when it has stopped; raises what made it fail."""
-        if self._task is not None:
-            await asyncio.shield(self._task)
+        await self._life.wait()
 
     def health(self) -> Health:
         """Return how it is: degraded while a seam does not add up."""
-        if self._state is State.READY and self._reason:
-            return Health(State.DEGRADED, self._reason)
-        return Health(self._state)
+        return self._life.health()
 
     def describe(self) -> dict[str, Any]:
         """Return how many seams there are, and which do not add up."""
