@@ -1,9 +1,15 @@
-"""What hangs on a broker: its taps, feeds, bridges and mirrors, begun and ended with it."""
+"""What hangs on a broker: its taps, feeds, bridges and mirrors, begun and ended with it.
+
+One that fails is made anew after a pause that grows; the broker and the others go on.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import OptionsError, PenstockError
 from penstock.lifecycle import Part, State
@@ -18,6 +24,11 @@ if TYPE_CHECKING:
     from penstock.mqtt.server import ServerOptions
 
 __all__ = ["Attached", "needs_gate"]
+
+_log = logging.getLogger(__name__)
+
+AGAIN_SECONDS: Final = (1.0, 60.0)
+"""How long one that failed is left alone: the first time, and at the most."""
 
 
 def needs_gate(options: ServerOptions) -> bool:
@@ -61,6 +72,41 @@ def _check_names(parts: list[Part]) -> None:
             raise OptionsError(f"{name}: two of them; give one another name")
 
 
+class Kept:
+    """A part that is made anew when it fails."""
+
+    def __init__(self, make: Callable[[], Part]) -> None:
+        self._make, self.part = make, make()
+        self._keeper: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await self.part.start()
+        self._keeper = asyncio.create_task(self._keep(), name=f"keeper of {self.part.name}")
+
+    async def _keep(self) -> None:
+        pause, longest = AGAIN_SECONDS
+        begun = True
+        while True:
+            try:
+                if not begun:
+                    await self.part.start()
+                await self.part.wait()
+                return
+            except Exception as exc:  # noqa: BLE001 - whatever it is, people are told and it is tried again
+                _log.error("%s: %s; it begins again in %g s", self.part.name, exc or type(exc).__name__, pause)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, longest)
+            await self.part.stop()
+            self.part, begun = self._make(), False
+
+    async def stop(self) -> None:
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            keeper.cancel()
+            await asyncio.gather(keeper, return_exceptions=True)
+        await self.part.stop()
+
+
 class Attached:
     """The parts of one broker.  Taps stand before anybody is let in; the others follow."""
 
@@ -69,8 +115,16 @@ class Attached:
             raise OptionsError("bridges and mirrors need a data directory: for what waits, and what was agreed on")
         self._broker, self._home = broker, data or "."
         self._specs = _specs_of(options)
-        self.parts: list[Part] = [self._make(spec) for spec in self._specs]
+        self._kept = [self._keep(spec) for spec in self._specs]
         _check_names(self.parts)
+
+    @property
+    def parts(self) -> list[Part]:
+        """What hangs there now, in the order in which it began."""
+        return [kept.part for kept in self._kept]
+
+    def _keep(self, spec: AttachedSpec) -> Kept:
+        return Kept(lambda: self._make(spec))
 
     def _make(self, spec: AttachedSpec) -> Part:
         if isinstance(spec, TapSpec):
@@ -90,37 +144,37 @@ class Attached:
         try:
             wanted = _specs_of(options)
             there = {self._specs.index(spec) for spec in wanted if spec in self._specs}
-            made = [self.parts[self._specs.index(spec)] if spec in self._specs else self._make(spec) for spec in wanted]
-            _check_names(made)
+            made = [self._kept[self._specs.index(spec)] if spec in self._specs else self._keep(spec) for spec in wanted]
+            _check_names([kept.part for kept in made])
         except PenstockError as exc:
             return str(exc)
         leaving = [number for number in range(len(self._specs)) if number not in there]
-        begun: list[Part] = []
+        begun: list[Kept] = []
         try:
-            await self._end([self.parts[number] for number in leaving], seconds)
-            for spec, part in zip(wanted, made, strict=True):
+            await self._end([self._kept[number] for number in leaving], seconds)
+            for spec, kept in zip(wanted, made, strict=True):
                 if spec not in self._specs:
-                    begun.append(part)
-                    await part.start()
+                    begun.append(kept)
+                    await kept.start()
         except (PenstockError, OSError) as exc:
             await self._end(begun, 0.0)
             for number in leaving:
-                self.parts[number] = self._make(self._specs[number])
-                await self.parts[number].start()
-            return f"{begun[-1].name if begun else 'taps and feeds'}: {exc}"
-        self._specs, self.parts = wanted, made
+                self._kept[number] = self._keep(self._specs[number])
+                await self._kept[number].start()
+            return f"{begun[-1].part.name if begun else 'taps and feeds'}: {exc}"
+        self._specs, self._kept = wanted, made
         return ""
 
-    async def _end(self, parts: list[Part], seconds: float) -> None:
-        for part in reversed(parts):
-            await part.drain(seconds)
-            await part.stop()
+    async def _end(self, leaving: list[Kept], seconds: float) -> None:
+        for kept in reversed(leaving):
+            await kept.part.drain(seconds)
+            await kept.stop()
 
     async def start(self) -> None:
         """Start all or none."""
         try:
-            for part in self.parts:
-                await part.start()
+            for kept in self._kept:
+                await kept.start()
         except BaseException:
             await self.stop()
             raise
@@ -132,8 +186,8 @@ class Attached:
 
     async def stop(self) -> None:
         """End all."""
-        for part in reversed(self.parts):
-            await part.stop()
+        for kept in reversed(self._kept):
+            await kept.stop()
 
     @property
     def trouble(self) -> str:

@@ -71,6 +71,25 @@ async def test_records_become_retained_messages_and_deletes_clear_them(tmp_path:
             assert cursor(path) == log.next_position
 
 
+async def test_a_feed_that_failed_begins_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, left, step = f"{tmp_path}/log", [KeyError("nobody expected this")] * 2, Feed.step
+    write(path, Envelope(b"a", b"1"))
+
+    async def sometimes(feed: Feed) -> int:
+        if left:
+            raise left.pop()
+        return await step(feed)
+
+    monkeypatch.setattr(Feed, "step", sometimes)
+    monkeypatch.setattr("penstock.mqtt.attached.AGAIN_SECONDS", (0.01, 0.1))
+    async with server(feeds=(FeedSpec(log=path),)) as made, Client(made.addresses["mqtt"]) as client:
+        await client.subscribe("#", qos=1)
+        async with asyncio.timeout(30):
+            while made.describe()["attached"][f"feed:{path}"]["published"] != 1:
+                await asyncio.sleep(0.01)
+        assert (left, made.health().state) == ([], State.READY)
+
+
 async def test_a_feed_goes_on_where_its_cursor_is(tmp_path: Path) -> None:
     path = f"{tmp_path}/log"
     write(path, Envelope(b"a", b"1"), Envelope(b"a", b"2"))
