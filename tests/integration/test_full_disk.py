@@ -8,17 +8,20 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock.disk import object_store_for
 from penstock.errors import PenstockError, ReadOnlyError
 from penstock.log.detect import open_log
 from penstock.log.filechannel import ChannelOptions, FileChannel
 from penstock.log.messagelog import MessageLog
 from penstock.log.xchannel import Writer
+from penstock.ship import Shipper
 from penstock.store import AppendLogOptions, AppendLogStore, LmdbStore, RocksStore
 from penstock.store.options import RocksOptions
 from penstock.types import KvUpdate, WatchCursor
@@ -117,3 +120,16 @@ def test_whatever_writes_goes_on_when_there_is_room(name: str, sync: str, device
         write(handle, number)
     handle.close()
     assert count(device / "data") == acked
+
+
+def test_reading_a_shipped_log_without_room_for_what_is_fetched_is_refused(device: Path, tmp_path: Path) -> None:
+    with MessageLog.open(tmp_path / "log") as log:
+        log.append_many([os.urandom(3000) for _ in range(4000)])
+        log.roll()
+    with Shipper(tmp_path / "log", object_store_for(tmp_path / "up")) as shipper:
+        shipper.step()
+    command = [sys.executable, "-m", "penstock.cli.main", "cat", str(tmp_path / "up" / "log"), "--json"]
+    done = subprocess.run(command, capture_output=True, env={**os.environ, "TMPDIR": str(device)}, check=False)
+    assert done.returncode == 1, done.stderr
+    assert b"No space left on device" in done.stderr
+    assert len(done.stderr.splitlines()) == 1

@@ -6,7 +6,8 @@
     otherwise                                                  ──► relist      the fold lists everything and removes
                                                                                keys that are gone by itself
 
-A store that has expired is only replaced by an artifact that was imported whole; until then it stays as it is.
+A store that has expired is only replaced by an artifact that was imported whole; until then it stays as it is.  What is
+no store, and so may be something that nobody has anywhere else, is never replaced.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ from penstock.disk import disk_for, in_disk_thread
 from penstock.disk.failpoint import fail_point
 from penstock.disk.posix import folder_of
 from penstock.disk.tree import remove_tree, staged
-from penstock.errors import CorruptionError, ExpiredError, OptionsError, PenstockError, ReplacedError, UnsupportedError
+from penstock.errors import CorruptionError, ExpiredError, OptionsError, PenstockError, ReplacedError
 from penstock.fold.face import WatchScope
 from penstock.kv.roles import KvWatcher
 from penstock.log.face import LogReader
 from penstock.store import open_store
+from penstock.store.pgss import MAGIC
 from penstock.types import WatchCursor
 
 __all__ = ["BootstrapReport", "Way", "Window", "bootstrap", "bucket_window", "choose_way", "log_window"]
@@ -131,7 +133,7 @@ async def bootstrap(
     ``window`` tells whether a cursor has expired: ``bucket_window`` or ``log_window``.  Afterwards the store is opened
     as usual (``open_store(path, read_only=False)``, or created when the way was ``relist`` and there was none) and
     followed: ``watch_applied`` with a reader repairs what a re-list leaves behind.  An artifact that is bad or cannot
-    be fetched is said in the reason, and the next way is taken.
+    be fetched is said in the reason, and the next way is taken.  OptionsError when something else is at ``path``.
 
     >>> async def example(bucket, transport):
     ...     report = await bootstrap("routes.snap", bucket_window(bucket.watcher), transport, "routes")
@@ -160,7 +162,7 @@ async def bootstrap(
             manifest = await in_disk_thread(_fetch, transport, key, path)
             note = f"{reason}; {trouble}" if trouble else reason
             return BootstrapReport("artifact", note, manifest.cursor, manifest)
-        except (CorruptionError, UnsupportedError, FileNotFoundError) as exc:
+        except (PenstockError, OSError) as exc:
             _log.warning("%s: the artifact %r cannot be used: %s", path, key, exc)
             way, reason = "relist", f"the artifact cannot be used: {exc}"
     if trouble:
@@ -169,14 +171,21 @@ async def bootstrap(
 
 
 def _local_cursor(path: str) -> tuple[WatchCursor | None, str]:
-    """Return the cursor of the store that is here; None, with what is wrong with it, when it is of no use."""
-    if disk_for(path).stat(path) is None:
+    """Return the cursor of the store that is here; None, with what is wrong with it, when it is damaged."""
+    disk = disk_for(path)
+    found = disk.stat(path)
+    if found is None or (found.is_folder and not disk.list(path)):
         return None, ""
+    if not found.is_folder:
+        with disk.open(path) as file:
+            begin = file.read_at(0, len(MAGIC))
+        if not MAGIC.startswith(begin):
+            raise OptionsError(f"{path}: something is here that is no store; it is not replaced")
     try:
         with open_store(path) as store:
             cursor = store.cursor()
             return (None, "") if cursor.at_start and not store.count() else (cursor, "")
-    except (OptionsError, CorruptionError) as exc:
+    except CorruptionError as exc:
         return None, f"the store here cannot be used: {exc}"
 
 

@@ -144,7 +144,16 @@ def decode_manifest(data: bytes, name: str = MANIFEST_FILE) -> ExportManifest:
         raise UnsupportedError(f"{name}: {exc}") from None
 
 
+def _check_schema(found: Any) -> None:
+    """Refuse a manifest of a later schema by its name, whatever fields that one has."""
+    version = found.get("schema_version") if isinstance(found, dict) else found[0] if found else None
+    if isinstance(version, int) and SCHEMA_VERSION < version < 1 << 32:
+        raise UnsupportedError(f"artifact schema {version} is not read by this release, which reads {SCHEMA_VERSION}")
+
+
 def _manifest(found: Any) -> ExportManifest:
+    if isinstance(found, (dict, list)):
+        _check_schema(found)
     fields = _fields(found, ("schema_version", "backend", "backend_version", "cursor_hex", "created_at_unix", "files"))
     version = _number(fields["schema_version"], 32)
     backend, backend_version = _text(fields["backend"]), _text(fields["backend_version"])

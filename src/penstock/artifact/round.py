@@ -139,22 +139,22 @@ async def run_export_round(
         _rounds.add(key=key, end="lost")
         return report
     report.won = True
-    place = os.fspath(scratch) + "/round"
-    with staged(place, "round") as folder:
-        artifact = folder + "/artifact"
-        try:
-            report.enter(RoundState.EXPORTING)
-            report.manifest = await export(artifact)
-            report.enter(RoundState.UPLOADING)
-            report.outcome = await in_disk_thread(transport.upload, artifact, key)
-        except BaseException:
-            report.enter(RoundState.ABANDONING)
-            await guard.abandon()
-            report.enter(RoundState.IDLE)
-            _rounds.add(key=key, end="failed")
-            raise
-        finally:
-            await in_disk_thread(remove_tree, artifact)
+    try:
+        report.enter(RoundState.EXPORTING)
+        with staged(os.fspath(scratch) + "/round", "round") as folder:
+            artifact = folder + "/artifact"
+            try:
+                report.manifest = await export(artifact)
+                report.enter(RoundState.UPLOADING)
+                report.outcome = await in_disk_thread(transport.upload, artifact, key)
+            finally:
+                await in_disk_thread(remove_tree, artifact)
+    except BaseException:
+        report.enter(RoundState.ABANDONING)
+        await guard.abandon()
+        report.enter(RoundState.IDLE)
+        _rounds.add(key=key, end="failed")
+        raise
     if report.outcome.result == "superseded":
         report.enter(RoundState.ABANDONING)
         await guard.abandon()

@@ -65,7 +65,7 @@ class CompactedFile(msgspec.Struct, frozen=True):
 class Compacted(msgspec.Struct, frozen=True):
     """The manifest: every file, and how far each log is in them.
 
-    >>> Compacted().reached("edge-1/ticks") is None
+    >>> Compacted().reached("edge-1/ticks", "ab") is None
     True
     """
 
@@ -73,9 +73,14 @@ class Compacted(msgspec.Struct, frozen=True):
     generation: int = 0
     files: tuple[CompactedFile, ...] = ()
 
-    def reached(self, log: str) -> int | None:
+    def files_of(self, log: str, log_id: str) -> list[CompactedFile]:
+        """Return the files with spans of a log; one that had its name before is another log."""
+        return [file for file in self.files if any((span.log, span.log_id) == (log, log_id) for span in file.spans)]
+
+    def reached(self, log: str, log_id: str) -> int | None:
         """Return up to where a log is compacted, None when nothing of it is."""
-        return max((span.next for file in self.files for span in file.spans if span.log == log), default=None)
+        spans = [span for file in self.files_of(log, log_id) for span in file.spans]
+        return max((span.next for span in spans if (span.log, span.log_id) == (log, log_id)), default=None)
 
 
 def read_compacted(store: ObjectStore) -> tuple[Compacted, Tag | None]:
@@ -114,7 +119,7 @@ def compact_fleet(place: str, *, file_bytes: int = FILE_BYTES) -> Compacted:
     for path in find_shipped(place):
         name = path[len(place.rstrip("/")) + 1 :]
         with ShippedLog(path) as log:
-            start = manifest.reached(name)
+            start = manifest.reached(name, log.head.log_id)
             position = log.first_position if start is None else max(start, log.first_position)
             begin, end = position, log.next_position
             while position < end:
@@ -143,19 +148,35 @@ def compact_fleet(place: str, *, file_bytes: int = FILE_BYTES) -> Compacted:
 def forget_compacted(place: str, *, clock: Clock = SYSTEM_CLOCK) -> list[str]:
     """Let the originals go of everything that compacted files hold; return the logs that became shorter.
 
+    CorruptionError when a file that has a log's records is not there as it was written: its originals stay.
+
     >>> forget_compacted("/nowhere")
     []
     """
-    manifest, _ = read_compacted(object_store_for(place))
+    store = object_store_for(place)
+    manifest, _ = read_compacted(store)
     done = []
     for path in find_shipped(place):
-        reached = manifest.reached(path[len(place.rstrip("/")) + 1 :])
-        if reached is not None:
-            above, _, channel = path.rpartition("/")
-            before = ShippedLog(path).first_position
-            if forget_before(object_store_for(above), channel, reached, clock=clock).first > before:
-                done.append(path)
+        name = path[len(place.rstrip("/")) + 1 :]
+        with ShippedLog(path) as log:
+            log_id, before = log.head.log_id, log.first_position
+        reached = manifest.reached(name, log_id)
+        if reached is None:
+            continue
+        for file in manifest.files_of(name, log_id):
+            _check_there(store, file)
+        above, _, channel = path.rpartition("/")
+        if forget_before(object_store_for(above), channel, reached, clock=clock).first > before:
+            done.append(path)
     return done
+
+
+def _check_there(store: ObjectStore, file: CompactedFile) -> None:
+    found = store.head(file.key)
+    if found is None or found.size != file.bytes:
+        is_there = "nothing is there" if found is None else f"{found.size} bytes are there"
+        reason = f"{is_there}, where the manifest says {file.bytes}: the originals stay"
+        raise CorruptionError(f"{store.url}/{file.key}", 0, reason)
 
 
 def _write(

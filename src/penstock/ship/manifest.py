@@ -19,11 +19,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Final
 
 import msgspec
 
 from penstock.errors import CorruptionError, UnsupportedError
+from penstock.log.xchannel.format import SMALLEST_PAGE
 
 __all__ = [
     "HEAD_SUFFIX",
@@ -260,7 +262,10 @@ def _check_keys(channel: str, entries: Iterable[Entry], others: Iterable[str], n
 
 
 def _check(head: Head, name: str) -> None:
-    """Refuse a head whose spans do not follow one another, or that names what is not its own."""
+    """Refuse a head that no shipper writes: with holes between its spans, or naming what is not its own."""
+    region, there = head.region_bytes, bool(head.pages or head.segments)
+    if head.format == "xchannel" and (there or region) and (region % SMALLEST_PAGE or not 0 < region < 1 << 32):
+        raise CorruptionError(name, 0, f"region_bytes {region} is the size of no region of a channel")
     if not LOG_ID.fullmatch(head.log_id):
         raise CorruptionError(name, 0, f"log_id {head.log_id[:80]!r} is none")
     others = [*(page.key for page in head.pages), *(item.key for item in head.trash)]
@@ -287,7 +292,7 @@ def encode_page(entries: tuple[Entry, ...]) -> bytes:
 def decode_page(data: bytes, name: str, channel: str) -> tuple[Entry, ...]:
     """Read a page of a channel.
 
-    CorruptionError for what is none, or for another one than ``name``, its key, has the hash of.
+    CorruptionError for what is none, for another one than ``name``, its key, has the hash of, or with holes in it.
     """
     from blake3 import blake3
 
@@ -299,4 +304,7 @@ def decode_page(data: bytes, name: str, channel: str) -> tuple[Entry, ...]:
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise CorruptionError(name, 0, f"not a page of shipped segments: {exc}") from None
     _check_keys(channel, entries, (), name)
+    for before, entry in pairwise(entries):
+        if before.next != entry.first:
+            raise CorruptionError(name, 0, f"{entry.key} begins at {entry.first}, where {before.next} is next")
     return entries

@@ -3,40 +3,56 @@
 ``forget_before`` moves ``first`` up and puts what is dropped into the trash of the head; ``empty_trash`` removes what
 has been there longer than the grace, which is for jobs that read it, and only then takes it out of the head.  Objects
 that were put and never named are found by a listing, rarely.
+
+All of it may be done while a shipper runs, which goes on.
 """
 
 from __future__ import annotations
 
+import re
+from typing import Any, Final
+
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.disk import ObjectStore
 from penstock.errors import OptionsError
-from penstock.ship.fence import Fence, read_head
+from penstock.ship.fence import change_head, read_head
 from penstock.ship.manifest import MANIFEST_BYTES, Entry, Head, Trash, decode_page
 
 __all__ = ["empty_trash", "forget_before", "remove_orphans"]
 
+BEGIN: Final = re.compile(r"([0-9a-f]{16})-", re.ASCII)
+"""The first position in the name of an object of ours."""
+
 
 def forget_before(store: ObjectStore, channel: str, position: int, *, clock: Clock = SYSTEM_CLOCK) -> Head:
-    """Drop whole segments and pages that end at or below ``position``; this takes over from a running shipper.
+    """Drop whole segments and pages that end at or below ``position``.
 
     >>> from penstock.disk import object_store_for
     >>> forget_before(object_store_for("/nowhere"), "ticks", 5)
     Traceback (most recent call last):
     penstock.errors.OptionsError: /nowhere: nothing was shipped of ticks
     """
-    fence, head = _taken_over(store, channel, clock)
-    now = clock.now_ns()
-    pages = [page for page in head.pages if page.next > position]
-    trash = [Trash(page.key, now, is_page=True) for page in head.pages if page.next <= position]
-    segments = list(head.segments)
-    if not pages:
-        while len(segments) > 1 and segments[0].next <= position:
-            gone = segments.pop(0)
-            trash += [Trash(key, now) for key in _keys(gone)]
-    if not trash:
-        return head
-    first = pages[0].first if pages else segments[0].first if segments else head.next
-    return fence.swap(first=first, pages=tuple(pages), segments=tuple(segments), trash=(*head.trash, *trash))
+
+    def without(head: Head) -> dict[str, Any] | None:
+        now = clock.now_ns()
+        pages = [page for page in head.pages if page.next > position]
+        trash = [Trash(page.key, now, is_page=True) for page in head.pages if page.next <= position]
+        segments = list(head.segments)
+        if not pages:
+            while len(segments) > 1 and segments[0].next <= position:
+                gone = segments.pop(0)
+                trash += [Trash(key, now) for key in _keys(gone)]
+        if not trash:
+            return None
+        first = pages[0].first if pages else segments[0].first if segments else head.next
+        return {
+            "first": first,
+            "pages": tuple(pages),
+            "segments": tuple(segments),
+            "trash": (*head.trash, *trash),
+        }
+
+    return change_head(store, channel, without, clock)
 
 
 def empty_trash(store: ObjectStore, channel: str, grace_seconds: float, *, clock: Clock = SYSTEM_CLOCK) -> list[str]:
@@ -49,7 +65,10 @@ def empty_trash(store: ObjectStore, channel: str, grace_seconds: float, *, clock
     """
     if grace_seconds < 0:
         raise OptionsError(f"grace_seconds={grace_seconds}: must not be negative")
-    fence, head = _taken_over(store, channel, clock)
+    found = read_head(store, channel)
+    if found is None:
+        raise OptionsError(f"{store.url}: nothing was shipped of {channel}")
+    head, _ = found
     cutoff = clock.now_ns() - int(grace_seconds * 1e9)
     named = {key for entry in head.segments for key in _keys(entry)}
     due = [item for item in head.trash if item.at_ns <= cutoff]
@@ -65,7 +84,7 @@ def empty_trash(store: ObjectStore, channel: str, grace_seconds: float, *, clock
     gone = [key for key in gone if key not in named]
     store.delete(gone)  # a page goes last, so that a crash in between leaves what names the rest
     if due:
-        fence.swap(trash=tuple(item for item in head.trash if item.at_ns > cutoff))
+        change_head(store, channel, lambda head: {"trash": tuple(t for t in head.trash if t not in due)}, clock)
     return gone
 
 
@@ -88,8 +107,8 @@ def remove_orphans(store: ObjectStore, channel: str, grace_seconds: float, *, cl
     gone = []
     for folder in (f"{channel}.segments", f"{channel}.pages"):
         for info in store.objects(folder):
-            digits = info.key.rpartition("/")[2].partition("-")[0]
-            below = len(digits) == 16 and int(digits, 16) < head.next
+            position = BEGIN.match(info.key.rpartition("/")[2])
+            below = position is not None and int(position[1], 16) < head.next
             if info.key not in named and info.modified_ns <= cutoff and below:
                 gone.append(info.key)
     store.delete(gone)
@@ -98,11 +117,3 @@ def remove_orphans(store: ObjectStore, channel: str, grace_seconds: float, *, cl
 
 def _keys(entry: Entry) -> list[str]:
     return [entry.key, *(extra.key for extra in entry.extra)]
-
-
-def _taken_over(store: ObjectStore, channel: str, clock: Clock) -> tuple[Fence, Head]:
-    found = read_head(store, channel)
-    if found is None:
-        raise OptionsError(f"{store.url}: nothing was shipped of {channel}")
-    fence = Fence(store, channel, clock)
-    return fence, fence.take_over(found[0])

@@ -32,7 +32,7 @@ from penstock.log.detect import gaps_in, open_log
 from penstock.log.face import LogReader, OnDamage
 from penstock.log.options import DEFAULT_LIMIT
 from penstock.ship.fence import read_head
-from penstock.ship.manifest import HEAD_SUFFIX, MANIFEST_BYTES, Entry, Head, decode_head, decode_page, head_key
+from penstock.ship.manifest import HEAD_SUFFIX, MANIFEST_BYTES, Entry, Head, PageRef, decode_head, decode_page, head_key
 from penstock.ship.shippeddisk import AHEAD_SEGMENTS, CACHE_BYTES, ShippedDisk
 from penstock.types import Problem
 
@@ -198,7 +198,7 @@ class ShippedLog(ClosingHandle):
         head = self.head
         for page in head.pages:
             if _touches(page, start, end, min_time_ns, max_time_ns):
-                for entry in self._page(page.key):
+                for entry in self._page(page):
                     if _touches(entry, start, end, min_time_ns, max_time_ns):
                         yield entry
         for entry in head.segments:
@@ -208,22 +208,26 @@ class ShippedLog(ClosingHandle):
     def start_of_newest(self, count: int) -> int:
         """Return where the newest segments begin that hold so many records; only their pages are fetched."""
         start, found = self.head.next, 0
-        pages = (reversed(self._page(page.key)) for page in reversed(self.head.pages))
+        pages = (reversed(self._page(page)) for page in reversed(self.head.pages))
         for entry in itertools.chain(reversed(self.head.segments), itertools.chain.from_iterable(pages)):
             if found >= count:
                 break
             start, found = entry.first, found + entry.records
         return start
 
-    def _page(self, key: str) -> tuple[Entry, ...]:
-        page = self._pages.get(key)
-        if page is None:
+    def _page(self, page: PageRef) -> tuple[Entry, ...]:
+        entries = self._pages.get(page.key)
+        if entries is None:
+            where = f"{self._store.url}/{page.key}"
             try:
-                data, _ = self._store.get(key, most=MANIFEST_BYTES)
+                data, _ = self._store.get(page.key, most=MANIFEST_BYTES)
             except FileNotFoundError:
-                raise CorruptionError(f"{self._store.url}/{key}", 0, "gone, though the manifest names it") from None
-            page = self._pages[key] = decode_page(data, f"{self._store.url}/{key}", self.channel)
-        return page
+                raise CorruptionError(where, 0, "gone, though the manifest names it") from None
+            entries = decode_page(data, where, self.channel)
+            if not entries or (entries[0].first, entries[-1].next) != (page.first, page.next):
+                raise CorruptionError(where, 0, f"its segments are not those from {page.first} to {page.next}")
+            self._pages[page.key] = entries
+        return entries
 
     def cut(self, start: int, end: int, span_bytes: int) -> list[tuple[int, int]]:
         """Return spans of about ``span_bytes``, from what the manifest says of each segment: nothing is fetched."""

@@ -32,6 +32,8 @@ __all__ = ["AHEAD_SEGMENTS", "CACHE_BYTES", "ShippedDisk"]
 
 CACHE_BYTES: Final = 512 << 20
 FETCH_THREADS: Final = 8
+LARGE_BYTES: Final = 128 << 20
+"""From here on the size of an object is looked at before it is believed."""
 AHEAD_SEGMENTS: Final = 8
 """So many segments are fetched ahead at most, however small they are."""
 
@@ -49,7 +51,7 @@ class _Kept(PosixFile):
 
 
 class _Object(msgspec.Struct, frozen=True):
-    """A file of the log: an object, or bytes that were made up."""
+    """A file of the log: an object, or one that was made up: zeros behind the bytes it begins with."""
 
     size: int
     key: str = ""
@@ -92,8 +94,8 @@ class ShippedDisk(Handle):
         if head.format == "xchannel" and entries:
             # The last file ends with a Roll: what it leads to is not shipped yet, and stands here without a record.
             sequence, _ = split_position(entries[-1].next)
-            data = ChannelHeader.fresh(sequence, head.region_bytes, 0).encode().ljust(head.region_bytes, b"\0")
-            files.setdefault(file_path(self._place, sequence), _Object(len(data), data=data))
+            data = ChannelHeader.fresh(sequence, head.region_bytes, 0).encode()
+            files.setdefault(file_path(self._place, sequence), _Object(head.region_bytes, data=data))
         elif head.format == "messagelog" and entries:
             # The same here: only behind the last segment of a log bytes that are no entry may be one being written.
             files.setdefault(f"{folder}/{segment_name(entries[-1].next)}.log", _Object(0, data=b""))
@@ -182,6 +184,7 @@ class ShippedDisk(Handle):
             fd = os.dup(scratch.fileno())
         try:
             if wanted.data is not None:
+                os.ftruncate(fd, wanted.size)
                 os.pwrite(fd, wanted.data, 0)
             elif wanted.size:
                 self._fill(fd, wanted)
@@ -194,14 +197,17 @@ class ShippedDisk(Handle):
         from blake3 import blake3
 
         where = f"{self._store.url}/{wanted.key}"
-        os.ftruncate(fd, wanted.size)
+        reason = f"the object has not the {wanted.size} bytes that the manifest says"
+        if wanted.size > LARGE_BYTES and (there := self._store.head(wanted.key)) and there.size != wanted.size:
+            raise CorruptionError(where, 0, reason)  # before room is made for it
+        with PosixFile(tempfile.gettempdir(), os.dup(fd)) as scratch:
+            scratch.allocate(0, wanted.size)  # where there is no room, writing to a mapping ends the process
         with mmap.mmap(fd, wanted.size) as mapped, memoryview(mapped) as view:
             try:
                 fetch_ranges(lambda start, end: self._store.get_range(wanted.key, start, end), 0, view, self._threads())
             except FileNotFoundError:
                 raise ExpiredError(where, *wanted.span) from None
             except ShortRange:
-                reason = f"the object has not the {wanted.size} bytes that the manifest says"
                 raise CorruptionError(where, 0, reason) from None
             found = blake3(view).hexdigest()
         self.fetched_bytes += wanted.size

@@ -426,8 +426,16 @@ class Shipper(ClosingHandle):
 
     def _name(self, entries: list[Entry], grown: Entry | None) -> None:
         """Let the head name what is up."""
-        kept = self.head.segments[:-1] if grown is not None else self.head.segments
-        segments, pages, trash = (*kept, *entries), self.head.pages, self.head.trash
+        seen = last_fingerprint(self._log, entries[-1].first, entries[-1].next)
+        self.head = self._fence.swap(
+            lambda head: {**self._with(head, entries, grown), "seen": "" if seen is None else str(seen)}
+        )
+        self._move_cursor(self.head)
+
+    def _with(self, head: Head, entries: list[Entry], grown: Entry | None) -> dict[str, Any]:
+        """Return what becomes of a head when these entries are added to it."""
+        kept = head.segments[:-1] if grown is not None else head.segments
+        segments, pages, trash = (*kept, *entries), head.pages, head.trash
         if grown is not None and grown.key != entries[0].key:
             gone = [grown.key, *(file.key for file in grown.extra)]
             named = {entries[0].key, *(file.key for file in entries[0].extra)}
@@ -443,19 +451,14 @@ class Shipper(ClosingHandle):
             size = sum(entry.bytes for entry in page)
             span = (page[0].first, page[-1].next, len(page), size, min(times, default=None), max(times, default=None))
             pages += (PageRef(key, *span),)
-        records = self.head.records + sum(e.records for e in entries) - (0 if grown is None else grown.records)
-        total = self.head.bytes + sum(e.bytes for e in entries) - (0 if grown is None else grown.bytes)
-        seen = last_fingerprint(self._log, entries[-1].first, entries[-1].next)
-        self.head = self._fence.swap(
-            seen="" if seen is None else str(seen),
-            next=entries[-1].next,
-            segments=segments,
-            pages=pages,
-            trash=trash,
-            records=records,
-            bytes=total,
-        )
-        self._move_cursor(self.head)
+        return {
+            "next": entries[-1].next,
+            "segments": segments,
+            "pages": pages,
+            "trash": trash,
+            "records": head.records + sum(e.records for e in entries) - (0 if grown is None else grown.records),
+            "bytes": head.bytes + sum(e.bytes for e in entries) - (0 if grown is None else grown.bytes),
+        }
 
     def _move_cursor(self, head: Head) -> None:
         fail_point("ship.cursor.before")

@@ -113,6 +113,7 @@ class LmdbStore(EngineStore):
         try:
             self._watches = [CutWatch(f"{self.path}/data.mdb", STAND_IN), CutWatch(f"{self.path}/lock.mdb")]
             self._check_pages()
+            self._check_ours()
             self._data = self._env.open_db(b"data", create=not self.read_only)
             self._meta = self._env.open_db(b"meta", create=not self.read_only)
             self._begin()
@@ -131,6 +132,12 @@ class LmdbStore(EngineStore):
                     return
         reason = "its meta pages are not those of two transactions in a row, so the last one may be lost"
         raise CorruptionError(self.path + "/data.mdb", TRANSACTION_AT, reason)
+
+    def _check_ours(self) -> None:
+        """Refuse the environment of another program: what is in it is not ours to add to, or to call damaged."""
+        with self._env.begin() as txn:
+            if txn.stat()["entries"] and txn.get(b"data") is None and txn.get(b"meta") is None:
+                raise OptionsError(f"{self.path}: an LMDB environment that is no store: it has no table 'data'")
 
     def _end(self) -> None:
         """Let go of the engine, which still looks at its files when it is closed."""

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import lmdb
 import pytest
 from obstore.store import MemoryStore
+from rocksdict import Options, Rdict
 
 from penstock.artifact import Transport, bootstrap
 from penstock.artifact.bootstrap import Window
 from penstock.disk.failpoint import arm
 from penstock.disk.objectstore import Obstore
+from penstock.errors import OptionsError, RetryError
+from penstock.log.detect import open_log
+from penstock.log.messagelog import MessageLog
 from penstock.store import AppendLogStore
 from penstock.types import KvUpdate, WatchCursor
 
@@ -98,12 +105,93 @@ async def test_a_bad_artifact_is_said_and_the_store_stays(
         assert store.cursor() == WatchCursor.of(10)
 
 
-async def test_a_damaged_store_is_replaced(tmp_path: Path, transport: Transport, make_artifact: Make) -> None:
+@pytest.mark.parametrize("harm", ["flipped", "torn header", "empty", "empty folder"])
+async def test_a_damaged_store_is_replaced(
+    harm: str, tmp_path: Path, transport: Transport, make_artifact: Make
+) -> None:
     transport.upload(make_artifact(50), "k")
-    (tmp_path / "fold.snap").write_bytes(b"no store at all")
-    report = await bootstrap(tmp_path / "fold.snap", kept_from(40), transport, "k")
+    path = tmp_path / "fold.snap"
+    with AppendLogStore.open(path) as store:
+        for revision in range(1, 9):
+            store.apply([KvUpdate.put(f"old{revision}", b"1" * 50, revision)], WatchCursor.of(revision))
+    data = path.read_bytes()
+    if harm == "empty folder":
+        path.unlink()
+        path.mkdir()
+    else:
+        path.write_bytes({"flipped": data[:40] + b"~" + data[41:], "torn header": data[:3], "empty": b""}[harm])
+    report = await bootstrap(path, kept_from(40), transport, "k")
     assert (report.way, report.cursor) == ("artifact", WatchCursor.of(50))
-    assert "cannot be used" in report.reason
+    assert ("cannot be used" in report.reason) is (harm != "empty folder")
+
+
+def _foreign(kind: str, path: Path) -> None:
+    """Put something at a path that somebody has there, and that is no store of ours."""
+    if kind == "file":
+        path.write_bytes(b"years of work")
+        return
+    path.mkdir()
+    if kind == "folder":
+        (path / "thesis.txt").write_bytes(b"years of work")
+    elif kind == "log":
+        with MessageLog.open(path) as log:
+            log.append(b"years of work")
+    elif kind == "rocksdb":
+        with contextlib.closing(Rdict(str(path), Options(raw_mode=True))) as database:
+            database[b"a"] = b"years of work"
+    else:
+        with lmdb.open(str(path)) as environment, environment.begin(write=True) as change:
+            change.put(b"a", b"years of work")
+
+
+def _still_there(kind: str, path: Path) -> Any:
+    if kind == "file":
+        return path.read_text()
+    if kind == "folder":
+        return (path / "thesis.txt").read_text()
+    if kind == "log":
+        with open_log(str(path)) as log:
+            return bytes(log.read(1).to_payloads()[0]).decode()
+    if kind == "rocksdb":
+        with contextlib.closing(Rdict(str(path), Options(raw_mode=True))) as database:
+            return database[b"a"].decode()
+    with lmdb.open(str(path)) as environment, environment.begin() as look:
+        assert look.stat()["entries"] == 1  # and nothing was added to it
+        return look.get(b"a").decode()
+
+
+@pytest.mark.parametrize("published", [True, False])
+@pytest.mark.parametrize("kind", ["file", "folder", "log", "rocksdb", "lmdb"])
+async def test_what_is_no_store_is_never_replaced(
+    kind: str, published: bool, tmp_path: Path, transport: Transport, make_artifact: Make
+) -> None:
+    if published:
+        transport.upload(make_artifact(50), "k")
+    path = tmp_path / "mine"
+    _foreign(kind, path)
+    with pytest.raises((OptionsError, OSError), match="mine"):
+        await bootstrap(path, kept_from(40), transport, "k")
+    assert _still_there(kind, path) == "years of work"
+
+
+@pytest.mark.parametrize(
+    "problem", [RetryError("the store is away"), OSError(errno.ENOSPC, "full"), OptionsError("no")]
+)
+async def test_an_artifact_that_cannot_be_fetched_is_said_and_the_store_stays(
+    problem: Exception, tmp_path: Path, transport: Transport, make_artifact: Make
+) -> None:
+    transport.upload(make_artifact(50), "k")
+    local(tmp_path / "fold.snap", 10)
+
+    def fail() -> Any:
+        raise problem
+
+    with arm("artifact.download.staged", fail):
+        report = await bootstrap(tmp_path / "fold.snap", kept_from(40), transport, "k")
+    assert report.way == "relist"
+    assert str(problem) in report.reason
+    with AppendLogStore.open(tmp_path / "fold.snap") as store:
+        assert store.cursor() == WatchCursor.of(10)
 
 
 @pytest.mark.parametrize("where", ["imported", "aside", "named"])

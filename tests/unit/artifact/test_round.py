@@ -128,6 +128,14 @@ async def test_a_round_that_fails_gives_the_lease_back_and_says_why(
     assert report.won
 
 
+async def test_a_round_without_room_for_its_artifact_gives_the_lease_back(
+    bucket: Any, objects: Obstore, scratch: Path, export: Any
+) -> None:
+    with pytest.raises(FileNotFoundError):
+        await run_export_round(lease(bucket), 600, export(5), Transport(objects), "k", scratch / "gone")
+    assert await lease(bucket).current() is None
+
+
 async def test_what_comes_after_publishing_cannot_fail_a_round(
     bucket: Any, objects: Obstore, scratch: Path, export: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import shutil
 import tarfile
@@ -154,6 +155,30 @@ def test_candidates_are_published_or_superseded_as_by_the_reference(
             assert outcome.remote_cursor.token.raw.hex() == step["outcome"]["remote_cursor"]
         assert transport.manifest("k").cursor.token.raw.hex() == step["pointer_cursor_after"]
         assert len(list(objects.objects())) == step["objects_after"]
+
+
+@pytest.mark.parametrize("kept", ["everything", "nothing else", "an array"])
+def test_a_pointer_of_a_later_schema_is_left_alone_by_its_name(kept: str, make_artifact: Make) -> None:
+    objects = memory()
+    transport = Transport(objects)
+    transport.upload(make_artifact(9), "k")
+    found = json.loads(objects.get("k.manifest.json")[0])
+    later: Any = {**found, "schema_version": 2, "scope": [""]}
+    if kept == "nothing else":
+        later = {"schema_version": 2, "cursor": 9}
+    elif kept == "an array":
+        later = list(later.values())
+    objects.put("k.manifest.json", json.dumps(later, indent=2).encode())
+    before = {info.key: info.tag for info in objects.objects()}
+    artifact = make_artifact(5)
+    with pytest.raises(UnsupportedError, match="schema 2"):
+        transport.upload(artifact, "k")
+    with pytest.raises(UnsupportedError, match="schema 2"):
+        transport.manifest("k")
+    with pytest.raises(UnsupportedError, match="schema 2"):
+        transport.download("k", artifact.parent / "copy")
+    assert transport.prune("k", 0) == []
+    assert {info.key: info.tag for info in objects.objects() if info.key in before} == before
 
 
 @pytest.mark.parametrize("case", load("transport/manifests.json")["cases"], ids=lambda case: case["name"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 from pathlib import Path
 
 import pyarrow.parquet as parquet
@@ -11,6 +12,7 @@ from ship_use import FORMATS, fill, open_writer
 
 from penstock.disk import object_store_for
 from penstock.disk.failpoint import arm
+from penstock.errors import CorruptionError
 from penstock.ship import Shipper, open_shipped
 from penstock.ship.compact import compact_fleet, forget_compacted, read_compacted
 
@@ -69,3 +71,31 @@ def test_a_crash_leaves_the_originals_and_repeats_nothing(where: str, tmp_path: 
     assert forget_compacted(place) == [place + "/n/ticks"]
     with open_shipped(place + "/n/ticks") as log:
         assert log.first_position == 31  # the last segment may still grow and stays
+
+
+def test_a_log_made_again_is_compacted_from_its_beginning(tmp_path: Path) -> None:
+    place = str(tmp_path / "up")
+    old = ship(tmp_path, "n", "messagelog", 0, 40)
+    compact_fleet(place)
+    shutil.rmtree(tmp_path / "n")
+    shutil.rmtree(tmp_path / "up" / "n")  # someone makes room for a new log under the same name
+    new = ship(tmp_path, "n", "messagelog", 900, 20)
+    assert forget_compacted(place) == []
+    with open_shipped(place + "/n/ticks") as log:
+        assert log.first_position == 1
+    compact_fleet(place)
+    assert rows(tmp_path) == {"n": [*old, *new]}
+    assert forget_compacted(place) == [place + "/n/ticks"]
+
+
+@pytest.mark.parametrize("harm", ["gone", "cut"])
+def test_originals_stay_when_a_compacted_file_is_not_there(harm: str, tmp_path: Path) -> None:
+    place = str(tmp_path / "up")
+    ship(tmp_path, "n", "messagelog", 0, 40)
+    (file,) = compact_fleet(place).files
+    path = tmp_path / "up" / file.key
+    path.unlink() if harm == "gone" else path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(CorruptionError, match="compacted/"):
+        forget_compacted(place)
+    with open_shipped(place + "/n/ticks") as log:
+        assert log.first_position == 1

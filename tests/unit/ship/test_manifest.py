@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from ship_use import FORMATS, fill, open_writer, read_all
 
 from penstock.disk import object_store_for
 from penstock.errors import CorruptionError, ExpiredError
+from penstock.log.xchannel import Writer
 from penstock.ship import ShipOptions, Shipper, empty_trash, restore_span
 from penstock.ship.remote import ShippedLog
 
@@ -98,6 +101,56 @@ def test_a_page_that_names_objects_of_another_channel_is_damage(shipped: Path) -
     change_head(shipped, lambda head: head["pages"][0].update(key=f"log.pages/{name}"))
     with pytest.raises(CorruptionError, match="is no key of an object of 'log'"), ShippedLog(shipped / "log") as log:
         read_all(log)
+
+
+@pytest.mark.parametrize("harm", ["hole", "begin", "end", "empty", "order"])
+def test_a_page_that_leaves_segments_out_is_damage(shipped: Path, harm: str) -> None:
+    page = next((shipped / "log.pages").glob("*.json"))
+    entries = json.loads(page.read_bytes())
+    head = json.loads((shipped / "log.shipped.json").read_bytes())
+    if harm == "hole":
+        entries[1]["first"] += 1
+    else:
+        entries = {"begin": entries[1:], "end": entries[:-1], "empty": [], "order": entries[::-1]}[harm]
+    data = json.dumps(entries).encode()
+    name = f"{page.name.partition('-')[0]}-{blake3(data).hexdigest()[:16]}.json"
+    page.with_name(name).write_bytes(data)
+    number = next(n for n, ref in enumerate(head["pages"]) if ref["key"].endswith(page.name))
+    change_head(shipped, lambda head: head["pages"][number].update(key=f"log.pages/{name}"))
+    with pytest.raises(CorruptionError, match=r"log\.pages/"), ShippedLog(shipped / "log") as log:
+        read_all(log)
+
+
+@pytest.mark.parametrize("size", [-4096, 1, 4097, 1 << 32, 1 << 62])
+def test_a_region_that_no_channel_has_is_damage(tmp_path: Path, size: int) -> None:
+    with open_writer("xchannel", tmp_path / "log") as writer:
+        fill("xchannel", writer, 0, 10)
+        with Shipper(tmp_path / "log", object_store_for(tmp_path / "up")) as shipper:
+            shipper.step()
+    change_head(tmp_path / "up", lambda head: head.update(region_bytes=size))
+    with pytest.raises(CorruptionError, match="region"), ShippedLog(tmp_path / "up" / "log") as log:
+        read_all(log)
+    with pytest.raises(CorruptionError, match="region"):
+        restore_span(tmp_path / "up" / "log", tmp_path / "back")
+
+
+def test_what_a_manifest_makes_up_costs_neither_memory_nor_room(tmp_path: Path) -> None:
+    region = 1 << 30
+    with Writer.open(str(tmp_path / "log"), region_bytes=8192) as writer:
+        writer.append(b"hello")
+        writer.roll()
+        with Shipper(tmp_path / "log", object_store_for(tmp_path / "up")) as shipper:
+            shipper.step()
+    change_head(tmp_path / "up", lambda head: head.update(region_bytes=region))
+    tracemalloc.start()
+    with ShippedLog(tmp_path / "up" / "log") as log:
+        with pytest.raises(CorruptionError, match="region_size"):
+            read_all(log)
+        kept = [os.fstat(fd) for fd, _ in log._disk._kept.values()]
+    assert tracemalloc.get_traced_memory()[1] < region // 100
+    tracemalloc.stop()
+    assert max(found.st_size for found in kept) == region
+    assert sum(found.st_blocks for found in kept) * 512 < region // 100
 
 
 @pytest.mark.parametrize("entry", [0, -1])

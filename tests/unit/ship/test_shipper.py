@@ -12,7 +12,7 @@ from obstore.store import LocalStore, MemoryStore
 from ship_use import FORMATS, fill, open_writer, read_all, seal
 
 from penstock.disk.failpoint import arm
-from penstock.disk.objectstore import Obstore
+from penstock.disk.objectstore import Obstore, Tag
 from penstock.errors import (
     ClosedError,
     CorruptionError,
@@ -20,6 +20,7 @@ from penstock.errors import (
     LockedError,
     OptionsError,
     ReplacedError,
+    RetryError,
     UnsupportedError,
 )
 from penstock.log.detect import open_log
@@ -214,6 +215,85 @@ def test_of_two_shippers_the_one_that_came_first_is_shut_out(store: Obstore, tmp
         assert second.head.epoch == 2
         first.close()
         second.close()
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_what_is_pruned_beside_a_shipper_does_not_shut_it_out(format: str, store: Obstore, tmp_path: Path) -> None:
+    options = ShipOptions(page_entries=3, batch_bytes=1)
+    clock = FakeClock()
+    wanted: list[bytes] = []
+    with (
+        open_writer(format, tmp_path / "log") as writer,
+        Shipper(tmp_path / "log", store, options=options, clock=clock) as shipper,
+    ):
+        for turn in range(30):
+            wanted += fill(format, writer, turn * 10, 10)
+            assert shipper.step() == 1
+            if turn % 4 == 3:
+                middle = shipper.head.segments[0].first
+                assert forget_before(store, "log", middle, clock=clock).next == shipper.head.next
+                clock.pass_(10)
+                empty_trash(store, "log", 5, clock=clock)
+        assert shipper.head.epoch == 1
+    with shipped(store) as remote:
+        assert list(remote.verify()) == []
+        found = read_all(remote)
+        assert found == wanted[-len(found) :]
+        assert 10 < len(found) < len(wanted)
+
+
+def test_pruning_goes_on_from_what_a_shipper_writes_meanwhile(store: Obstore, tmp_path: Path) -> None:
+    with open_writer("messagelog", tmp_path / "log") as writer:
+        for turn in range(4):
+            fill("messagelog", writer, turn * 10, 10)
+        with Shipper(tmp_path / "log", store) as shipper:
+            shipper.step()
+
+            def ship_more() -> None:
+                if shipper.head.next < 60:
+                    fill("messagelog", writer, shipper.head.next - 1, 10)
+                    assert shipper.step() == 1
+
+            with arm("ship.prune.before", ship_more):
+                head = forget_before(store, "log", 21)
+            assert (head.first, head.next) == (21, shipper.head.next)
+            fill("messagelog", writer, 100, 10)
+            assert shipper.step() == 1
+    with shipped(store) as remote:
+        assert list(remote.verify()) == []
+
+
+def test_a_swap_that_lands_late_is_adopted_and_repeats_nothing(tmp_path: Path) -> None:
+    late: list[tuple[str, bytes, Tag]] = []
+
+    memory = MemoryStore()
+    store = Obstore(memory, "memory://")
+
+    class Slow(Obstore):
+        def swap(self, key: str, data: bytes, tag: Tag) -> Tag:
+            if not key.endswith(".shipped.json"):
+                return super().swap(key, data, tag)
+            if not late:
+                late.append((key, data, tag))
+                raise RetryError("no answer")
+            if len(late) == 1:
+                late.append(late[0])
+                store.swap(*late[0])  # it was on its way all the time
+            return super().swap(key, data, tag)
+
+    with open_writer("messagelog", tmp_path / "log") as writer:
+        wanted = fill("messagelog", writer, 0, 10)
+        with Shipper(tmp_path / "log", Slow(memory, "memory://")) as shipper:
+            with pytest.raises(RetryError):
+                shipper.step()
+            shipper.step()
+            assert len(late) == 2
+            wanted += fill("messagelog", writer, 10, 10)
+            assert shipper.step() == 1
+    with shipped(store) as remote:
+        assert read_all(remote) == wanted
+        assert list(remote.verify()) == []
+        assert remote.stat()["records"] == 20
 
 
 def test_a_log_made_again_under_the_same_name_is_refused(store: Obstore, tmp_path: Path) -> None:
@@ -494,6 +574,7 @@ def test_what_was_put_and_never_named_is_found(store: Obstore, tmp_path: Path) -
             shipper.step()
     store.put("log.segments/0000000000000001-ffffffffffffffff.log", b"left over")
     store.put("log.segments/00000000000000ff-ffffffffffffffff.log", b"not named yet")
+    store.put("log.segments/zzzzzzzzzzzzzzzz-ffffffffffffffff.log", b"of somebody else")
     import time
 
     assert remove_orphans(store, "log", 3600) == []
