@@ -104,6 +104,13 @@ def test_the_report_is_a_page_with_what_spark_counted(spark: Any, tmp_path: Path
     assert [(item.key, item.count) for item in found.keys] == [("device/0", 400), ("device/1", 100)]
     assert [(lag.who, lag.records, lag.seconds) for lag in found.lags] == [("billing", 50, 49.0)]
     assert found.delays[0] == (0.25, 0.25)
+    Writer.precreate(str(folder / "silent"))
+    found = write_report(spark, str(folder), str(page))
+    assert [(part.name, part.records) for part in found.channels] == [("orders", 50), ("silent", 0), ("ticks", 500)]
+    found = write_report(spark, str(folder), str(page), options={"channels": "orders"}, check=True)
+    assert [part.name for part in found.channels] == ["orders"]
+    assert [check["channel"] for check in found.checks] == ["orders"]
+    assert found.lags == []  # of a channel that was left out nobody says that a reader has caught up
 
 
 def test_windows_are_added_once_when_they_are_closed_and_late_records_are_noticed(spark: Any, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import BinaryType, LongType, StringType, StructType
 
 from penstock.errors import ExpiredError, NotFoundError, OptionsError, ReplacedError
@@ -132,6 +132,42 @@ def test_a_start_that_retention_took_fails_a_batch_unless_loss_is_allowed(tmp_pa
     with pytest.raises(ExpiredError):
         batch(tmp_path, startingOffsets='{"a": 80}')
     assert batch(tmp_path, startingOffsets='{"a": 80}', failOnDataLoss="false")[-1] == ("a", 1999)
+
+
+def test_a_stream_that_has_ended_is_not_overtaken_by_retention(tmp_path: Path) -> None:
+    at = fill(tmp_path / "a", 1600, roll_bytes=8192)
+    bound = json.dumps({"a": at[40]})
+    ended = stream(tmp_path, endingOffsets=bound)
+    start = ended.initialOffset()
+    end = ended.latestOffset(start, ALL)
+    begun = stream(tmp_path, maxRecordsPerTrigger=10).latestOffset(start, ReadMaxRows(10))
+    for name in ("a", "a.1"):
+        (tmp_path / name).unlink()
+    assert ended.latestOffset(end, ALL) == end
+    with pytest.raises(ExpiredError):
+        stream(tmp_path, endingOffsets=bound).latestOffset(begun, ALL)
+    lenient = stream(tmp_path, endingOffsets=bound, failOnDataLoss="false")
+    assert lenient.latestOffset(end, ALL) == end
+    later = lenient.latestOffset(begun, ALL)["channels"]["a"]
+    assert (later["at"], later["lost_bytes"]) == (at[40], at[40] - at[10])  # and not what lies behind the end
+    assert lenient.latestOffset({"channels": {"a": later}}, ALL)["channels"]["a"]["lost_bytes"] == at[40] - at[10]
+    none = stream(tmp_path, endingOffsets='{"a": -2}')
+    nothing = none.latestOffset(none.initialOffset(), ALL)
+    for file in tmp_path.glob("a.*[0-9]"):
+        file.unlink()
+        assert none.latestOffset(nothing, ALL)["channels"]["a"]["at"] == nothing["channels"]["a"]["at"]
+        assert ended.latestOffset(end, ALL) == end  # nor does it matter that the channel is gone
+
+
+def test_bounds_that_no_record_reaches_are_bounds_all_the_same(tmp_path: Path) -> None:
+    fill(tmp_path / "a", 10)
+    for far in ("2999-01-01", "9999-12-31T23:59:59Z", "99999999999999999999"):
+        assert batch(tmp_path, startingTimestamp=far) == []
+        assert len(batch(tmp_path, endingTimestamp=far)) == 10
+        assert batch(tmp_path, fromTime=far) == []
+        assert len(batch(tmp_path, toTime=far)) == 10
+        assert stream(tmp_path, startingTimestamp=far).initialOffset()["channels"]["a"]["at"] > 80
+    assert len(batch(tmp_path, startingTimestamp="1900-01-01", fromTime="1900-01-01")) == 10
 
 
 def test_times_are_found_by_bisection_where_they_grow_and_by_reading_where_not(

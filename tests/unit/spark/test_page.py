@@ -133,9 +133,9 @@ def test_amounts_are_never_written_with_an_exponent_where_people_read_them() -> 
 def test_one_record_is_a_point_that_can_be_seen() -> None:
     one = ChannelPart("ticks", records=1, slot_records=[1], slot_bytes=[37], first_time=5.0, last_time=5.0)
     page = render(Report(title="t", made=0.0, slots=[5.0], channels=[one]))
-    assert "stroke-linecap:round" in page
-    (point, again) = re.findall(r'<polyline class="line s0" points="([^"]+)"', page)[0].split()
-    assert point == again == "342.0,12.0"  # in the middle, at the top
+    found = re.findall(r'<circle class="fill s0" cx="([^"]+)" cy="([^"]+)" r="3">', page)
+    assert found[0] == ("342.0", "12.0")  # in the middle, at the top
+    assert ">00:00:05<" in page  # and its moment below it
     assert "record" in read(page).text
     assert "channel" in read(page).text
 
@@ -173,6 +173,10 @@ def test_a_channel_without_times_says_so_wherever_times_are_drawn() -> None:
     assert "of 1 of 2 channels the records have no time" in text
     assert text.count("1,234") == 1  # in the table, as every count is written
     assert "1.23k" not in text.replace("1.25k", "")
+    page = render(Report(title="t", made=0.0, slots=[1.0, 2.0], channels=[timed, queue]))
+    assert page.count("<polyline") == 2  # no line at zero for what has no times
+    alone = " ".join(read(render(Report(title="t", made=0.0, channels=[queue]))).text)
+    assert alone.count("nothing to draw") == 3
 
 
 def test_a_line_that_covers_another_leaves_it_visible() -> None:
@@ -181,4 +185,31 @@ def test_a_line_that_covers_another_leaves_it_visible() -> None:
     assert same.count('class="line s1 over"') == 1
     assert same.count(" over") == 1
     assert " over" not in svg.lines(slots, [("a", [1.0] * 10), ("b", [5.0] * 10)])
-    assert ".line.over{stroke-dasharray" in render(report())
+    many = svg.lines(slots, [(name, [1.0] * 10) for name in "abcd"])
+    dashes = re.findall(r'stroke-dasharray="7 21" stroke-dashoffset="-(\d+)"', many)
+    assert dashes == ["7", "14", "21"]  # each is seen where the others are not
+    parted = svg.lines(slots, [("a", [0.0] * 10), ("b", [9.0] * 3 + [0.0] * 7)])
+    assert re.findall(r'class="line s1( over)?"', parted) == ["", " over"]  # and whole where it is alone
+
+
+def test_the_clock_of_a_device_that_was_never_set_leaves_the_axis_readable() -> None:
+    marks = svg.time_ticks(0.0, 1_795_000_000.0)
+    assert [label for _, label in marks] == ["1970", "1980", "1990", "2000", "2010", "2020"]
+    assert [label for _, label in svg.time_ticks(1_600_000_000.0, 1_700_000_000.0)] == ["2021", "2022", "2023"]
+    assert len(svg.time_ticks(0.0, 9_223_372_036.0)) == 6
+
+
+def test_a_name_does_not_turn_round_what_stands_beside_it() -> None:
+    part = ChannelPart("a\u202egnp.exe", records=1, slot_records=[1], slot_bytes=[1], first_time=1.0, last_time=1.0)
+    lines = ChannelPart("two\nlines", records=1, slot_records=[1], slot_bytes=[1], first_time=1.0, last_time=1.0)
+    page = render(Report(title="t", made=0.0, slots=[1.0], channels=[part, lines], keys=[TopKey("two\nlines", "", 3)]))
+    assert "\u202e" not in page
+    text = " ".join(read(page).text)
+    assert r"a\u202egnp.exe" in text
+    assert r"two\nlines" in text
+    assert "(empty)" in text
+
+
+def test_delays_are_marked_at_round_times() -> None:
+    drawn = svg.lines([1.0, 2.0], [("middle", [0.0, 5 * 86400.0])], form=svg.short_seconds)
+    assert re.findall(r'class="tick end"[^>]*>([^<]*)<', drawn) == ["0 s", "2 d", "4 d", "6 d"]

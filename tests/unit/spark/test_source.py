@@ -182,6 +182,13 @@ def test_what_a_format_adds_gets_a_type_spark_takes() -> None:
         {"path": "x", "kinds": ""},
         {"path": "x", "cursor": "../up"},
         {"path": "x", "batchBytes": "2g"},
+        {"path": ""},  # which is not the root of all files
+        {"path": "file:"},
+        {"paths": '["x", ""]'},
+        {"path": "x", "kinds": "65536"},
+        {"path": "x", "kinds": "-1"},
+        {"path": "x", "kinds": "99999999999999999999"},
+        {"path": "x", "maxBytesPerTrigger": "99999999999999999999"},
     ],
 )
 def test_a_contradiction_in_the_options_fails_at_once(bad: dict[str, str]) -> None:

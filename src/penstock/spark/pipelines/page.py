@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from penstock.spark.pipelines import svg
-from penstock.spark.pipelines.svg import short_bytes, short_seconds, whole
+from penstock.spark.pipelines.svg import cut, legible, short_bytes, short_seconds, whole
 
 __all__ = ["ChannelPart", "Lag", "Report", "TopKey", "render"]
 
@@ -19,6 +19,8 @@ SHOWN: Final = 7
 OTHERS: Final = "others"
 STRIPS: Final = 40
 """Channels whose gaps are drawn, the largest."""
+LEGEND: Final = 48
+"""Letters of a name in a legend."""
 
 STYLE: Final = (
     """
@@ -43,7 +45,7 @@ svg{display:block;width:100%;height:auto;overflow:visible}
 svg text{fill:var(--soft);font-size:11px}svg .name{fill:var(--ink);font-size:12px}
 .mid{text-anchor:middle}.end{text-anchor:end}.grid{stroke:var(--line)}.quiet{fill:var(--quiet)}
 .hit{fill:transparent}.hit:hover{fill:var(--ink);fill-opacity:.08}.line{fill:none;stroke-width:1.8;stroke-linejoin:round;
-stroke-linecap:round}.line.over{stroke-dasharray:7 9;stroke-linecap:butt;stroke-width:2.4}
+stroke-linecap:round}.line.over{stroke-linecap:butt;stroke-width:2.4}
 """
     + "".join(f".line.s{n}{{stroke:var(--s{n})}}.fill.s{n}{{fill:var(--s{n})}}" for n in range(svg.COLOURS))
     + """
@@ -54,8 +56,9 @@ stroke-linecap:round}.line.over{stroke-dasharray:7 9;stroke-linecap:butt;stroke-
     + """
 .scroll{overflow-x:auto}table{border-collapse:collapse;width:100%;font-size:13.5px;font-variant-numeric:tabular-nums}
 th{color:var(--soft);font-weight:500}th,td{text-align:right;padding:5px 10px;border-bottom:1px solid var(--line);
-white-space:nowrap}th:first-child,td:first-child{text-align:left}tr:last-child td{border-bottom:0}
-td.told{text-align:left;white-space:normal;overflow-wrap:anywhere;min-width:260px}
+white-space:nowrap}th:first-child,td:first-child{text-align:left}
+td:first-child{white-space:normal;overflow-wrap:anywhere;min-width:180px}tr:last-child td{border-bottom:0}
+td.told,th.told{text-align:left}td.told{white-space:normal;overflow-wrap:anywhere;min-width:260px}
 .bad{color:var(--bad)}.good{color:var(--good)}
 """
 )
@@ -143,23 +146,18 @@ def render(report: Report) -> str:
     >>> render(Report(title="data", made=0.0)).startswith("<!doctype html>")
     True
     """
+    report = _legible(report)
     shown = _shown(report.channels)
     names = [f"{name} (no times)" if all(part.has_no_times for part in parts) else name for name, parts in shown]
     without = sum(part.has_no_times for part in report.channels)
     note = f"; of {without} of {len(report.channels)} channels the records have no time" if without else ""
-    records = [
-        (name, [sum(part.slot_records[i] for part in parts) for i in range(len(report.slots))]) for name, parts in shown
-    ]
-    sizes = [
-        (name, [sum(part.slot_bytes[i] for part in parts) for i in range(len(report.slots))]) for name, parts in shown
-    ]
+    records = [(name, _rates(report, parts, [part.slot_records for part in parts])) for name, parts in shown]
+    sizes = [(name, _rates(report, parts, [part.slot_bytes for part in parts])) for name, parts in shown]
     cards = [
         _card("Records a second", f"a point every {short_seconds(report.slot_seconds)}{note}", svg.lines(
-            report.slots, [(name, [value / report.slot_seconds for value in values]) for name, values in records],
-            label="records a second over time"), names),
+            report.slots, records, label="records a second over time"), names),
         _card("Bytes a second", f"payload only{note}", svg.lines(
-            report.slots, [(name, [value / report.slot_seconds for value in values]) for name, values in sizes],
-            form=short_bytes, label="bytes a second over time"), names),
+            report.slots, sizes, form=short_bytes, label="bytes a second over time"), names),
         _card("Payload sizes", "records, by what the payload is below: four steps to a power of two", _sizes(shown),
             names),
         _keys(report.keys),
@@ -177,6 +175,26 @@ def render(report: Report) -> str:
         f'<div class="tiles">{_tiles(report)}</div><div class="cards">{"".join(filter(None, cards))}</div>'
         "</main></body></html>\n"
     )
+
+
+def _legible(report: Report) -> Report:
+    """Return the report with names as they can be shown."""
+    replaced = msgspec.structs.replace
+    return replaced(
+        report,
+        title=legible(report.title),
+        channels=[replaced(part, name=legible(part.name)) for part in report.channels],
+        lags=[replaced(lag, channel=legible(lag.channel), who=legible(lag.who)) for lag in report.lags],
+        keys=[replaced(key, channel=legible(key.channel), key=legible(key.key)) for key in report.keys],
+        checks=[{**check, "channel": legible(str(check["channel"]))} for check in report.checks],
+    )
+
+
+def _rates(report: Report, parts: Sequence[ChannelPart], slots: Sequence[Sequence[int]]) -> list[float | None]:
+    """Return what some channels had a second in each slot; nothing where none of their records has a time."""
+    if all(part.has_no_times for part in parts):
+        return [None] * len(report.slots)
+    return [sum(values[place] for values in slots) / report.slot_seconds for place in range(len(report.slots))]
 
 
 def _shown(channels: Sequence[ChannelPart]) -> list[tuple[str, list[ChannelPart]]]:
@@ -205,7 +223,10 @@ def _tiles(report: Report) -> str:
 
 
 def _card(title: str, note: str, body: str, legend: Sequence[str] = (), *, wide: bool = False) -> str:
-    keys = "".join(f'<span><i class="s{n % svg.COLOURS}"></i>{escape(name)}</span>' for n, name in enumerate(legend))
+    keys = "".join(
+        f'<span title="{escape(name)}"><i class="s{n % svg.COLOURS}"></i>{escape(cut(name, LEGEND))}</span>'
+        for n, name in enumerate(legend)
+    )
     kind = "card wide" if wide else "card"
     return (
         f'<section class="{kind}"><h2>{escape(title)}</h2><p class="note">{escape(note)}</p>{body}'
@@ -236,7 +257,7 @@ def step_bytes(step: int) -> float:
 def _keys(keys: Sequence[TopKey]) -> str:
     if not keys:
         return ""
-    rows = [(item.key, float(item.count), f"{whole(item.count)} · {item.channel}") for item in keys]
+    rows = [(item.key or "(empty)", float(item.count), f"{whole(item.count)} · {item.channel}") for item in keys]
     return _card("Top keys", "written most often", svg.bars(rows, label="keys written most often"))
 
 
@@ -289,7 +310,12 @@ def _checks(checks: Sequence[dict[str, object]]) -> list[str]:
         told = f'<td class="told">{"<br>".join(map(escape, problems)) or "–"}</td>'
         body.append("".join(f"<td>{cell}</td>" for cell in cells) + f"<td>{verdict}</td>{told}")
     return [
-        _card("Checks", "every record read again", _grid([name.replace("_", " ") for name in head], body), wide=True)
+        _card(
+            "Checks",
+            "every record read again",
+            _grid([name.replace("_", " ") for name in head], body, told="problems"),
+            wide=True,
+        )
     ]
 
 
@@ -311,8 +337,8 @@ def _table(channels: Sequence[ChannelPart]) -> str:
     return _card("Channels", f"{whole(len(channels))} in all", _grid(head, body), wide=True)
 
 
-def _grid(head: Sequence[str], rows: Sequence[str]) -> str:
-    top = "".join(f"<th>{name}</th>" for name in head)
+def _grid(head: Sequence[str], rows: Sequence[str], *, told: str = "") -> str:
+    top = "".join(f'<th class="told">{name}</th>' if name == told else f"<th>{name}</th>" for name in head)
     body = "".join(f"<tr>{row}</tr>" for row in rows)
     return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -23,8 +23,9 @@ from penstock.spark import lake
 from penstock.spark.pipelines.audit import audit_logs
 from penstock.spark.pipelines.page import ChannelPart, Lag, Report, TopKey, render
 from penstock.spark.pipelines.run import load
-from penstock.spark.source.options import local_path
-from penstock.spark.source.plan import find_channels
+from penstock.spark.source.names import USES
+from penstock.spark.source.options import SourceOptions, local_path
+from penstock.spark.source.plan import SourceChannel, find_channels
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
 __all__ = ["gather", "report", "write_report"]
 
 SLOTS: Final = 120
+DAY: Final = 86_400_000_000
+ROUND_SECONDS: Final = (
+    1, 2, 5, 10, 15, 20, 30, 60, 120, 300, 600, 900, 1200, 1800, 3600, 7200, 10800, 14400, 21600, 43200, 86400,
+)  # fmt: skip
 SECOND: Final = 1_000_000
 """Microseconds of the shortest slot: a thousand records within one of them are no billion a second."""
 TOP_KEYS: Final = 12
@@ -85,13 +90,19 @@ def write_report(
     frame = load(spark, source, options)
     found = gather(frame, title=title or os.path.basename(os.path.abspath(local_path(source))))
     if not of_lake:
-        cursors = _cursors(source, options)
+        channels = _channels(source, options)
+        _add_empty(found, channels)
+        cursors = _cursors(channels)
         if table is not None and held is not None:
             who = os.path.basename(local_path(table))
-            cursors += [(row[0], who, row[1] + 1) for row in held.collect()]
+            named = {channel.label for channel in channels}
+            cursors += [(row[0], who, row[1] + 1) for row in held.collect() if row[0] in named]
         found.lags = _lags(frame, cursors)
         if check:
-            found.checks = [{**msgspec.structs.asdict(item), "ok": item.ok} for item in audit_logs(spark, source)]
+            checks = {name: value for name, value in (options or {}).items() if name in USES["a check of logs"]}
+            found.checks = [
+                {**msgspec.structs.asdict(item), "ok": item.ok} for item in audit_logs(spark, source, checks)
+            ]
     save_atomically(disk_for(page), page, render(found).encode())
     return found
 
@@ -120,6 +131,18 @@ def gather(frame: DataFrame, *, title: str = "channels") -> Report:
     _add_times(frame, found)
     found.keys = _top_keys(frame)
     return found
+
+
+def _add_empty(found: Report, channels: Sequence[SourceChannel]) -> None:
+    """Add the channels of which there is no record to show: that they are there is worth knowing."""
+    known = {part.name for part in found.channels}
+    count = len(found.slots)
+    found.channels += [
+        ChannelPart(channel.label, slot_records=[0] * count, slot_bytes=[0] * count)
+        for channel in channels
+        if channel.label not in known
+    ]
+    found.channels.sort(key=lambda part: part.name)
 
 
 def _check(frame: DataFrame) -> None:
@@ -163,7 +186,7 @@ def _add_times(frame: DataFrame, found: Report) -> None:
     if not times:
         return
     low, high = int(min(times) * 1e6), int(max(times) * 1e6)
-    width = max(-(-(high - low + 1) // SLOTS), SECOND)
+    width = _slot_width(high - low + 1)
     count = (high - low) // width + 1
     found.slots = [(low + width * (slot + 0.5)) / 1e6 for slot in range(count)]
     found.slot_seconds = width / 1e6
@@ -201,6 +224,16 @@ def _add_times(frame: DataFrame, found: Report) -> None:
         parts[name].silences = [(begin / 1e6, end / 1e6) for begin, end in quiet[:SILENCES]]
 
 
+def _slot_width(length: int) -> int:
+    """Return the microseconds of a slot: a round number of seconds, so that a steady rate is a straight line.
+
+    >>> _slot_width(1) // SECOND, _slot_width(500 * SECOND) // SECOND, _slot_width(90 * 86400 * SECOND) // SECOND
+    (1, 5, 86400)
+    """
+    least = -(-length // SLOTS)
+    return next((size * SECOND for size in ROUND_SECONDS if size * SECOND >= least), -(-least // DAY) * DAY)
+
+
 def _top_keys(frame: DataFrame) -> list[TopKey]:
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -208,13 +241,24 @@ def _top_keys(frame: DataFrame) -> list[TopKey]:
         return []
     counted = frame.where("key is not null").groupBy("channel", "key").agg(F.count("*").alias("count"))
     rows = counted.orderBy(F.desc("count"), "channel", "key").limit(TOP_KEYS).collect()
-    return [TopKey(row["channel"], payload_text(bytes(row["key"]))[1], row["count"]) for row in rows]
+    return [TopKey(row["channel"], _key_text(bytes(row["key"])), row["count"]) for row in rows]
 
 
-def _cursors(source: str, options: Mapping[str, Any] | None) -> list[tuple[str, str, int]]:
+def _key_text(key: bytes) -> str:
+    form, text = payload_text(key)
+    return text if form == "payload" else f"base64 {text}"
+
+
+def _channels(source: str, options: Mapping[str, Any] | None) -> list[SourceChannel]:
+    """Return the channels that are reported on, those without a record too."""
+    told = SourceOptions.of({**{key: str(value) for key, value in (options or {}).items()}, "path": source})
+    return [channel for channel in find_channels(told.paths, told.format) if told.filters.takes(channel)]
+
+
+def _cursors(channels: Sequence[SourceChannel]) -> list[tuple[str, str, int]]:
     """Return the named cursors beside the logs: channel, name, position."""
     found = []
-    for channel in find_channels([local_path(source)], (options or {}).get("logFormat")):
+    for channel in channels:
         sidecar = sidecar_of(disk_for(channel.path), channel.path)
         try:
             found += [(channel.name, name, position) for name, position in sorted(sidecar.cursors().items())]

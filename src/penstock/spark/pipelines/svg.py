@@ -17,6 +17,8 @@ from typing import Final
 __all__ = [
     "bars",
     "columns",
+    "cut",
+    "legible",
     "lines",
     "number",
     "short_bytes",
@@ -33,8 +35,13 @@ LEFT, RIGHT, TOP, BOTTOM = 56, 12, 12, 28
 COLOURS: Final = 8
 STEPS: Final = (
     0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600,
-    43200, 86400, 172800, 604800, 1209600, 2592000, 7776000, 31536000,
+    43200, 86400, 172800, 604800, 1209600, 2592000, 7776000, *(years * 31557600 for years in (1, 2, 5, 10, 20, 50)),
 )  # fmt: skip
+YEAR: Final = 31557600
+TURNING: Final = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+"""Letters that change the direction of those behind them."""
+DASH: Final = 7
+"""How long a line is seen where it lies on others."""
 
 
 def number(value: float) -> str:
@@ -109,12 +116,15 @@ def time_ticks(low: float, high: float, count: int = 6) -> list[tuple[float, str
     [(0, '00:00'), (900, '00:15'), (1800, '00:30'), (2700, '00:45'), (3600, '01:00')]
     """
     span = max(high - low, 1e-6)
+    if high <= low:
+        return [(low, dt.datetime.fromtimestamp(low, dt.UTC).strftime("%H:%M:%S"))]
     step = next((step for step in STEPS if span / step <= count), STEPS[-1])
-    form = "%Y-%m-%d" if step >= 86400 else "%H:%M" if step >= 60 else "%H:%M:%S"
+    form = "%Y" if step >= YEAR else "%Y-%m-%d" if step >= 86400 else "%H:%M" if step >= 60 else "%H:%M:%S"
+    into = 86400 * 2 if step >= YEAR else 0  # years of 365 and a quarter days begin up to two days off
     first = math.ceil(low / step - 1e-9)
     found: list[tuple[float, str]] = []
     while first * step <= high + 1e-9 and len(found) <= count:
-        moment = dt.datetime.fromtimestamp(first * step, dt.UTC)
+        moment = dt.datetime.fromtimestamp(first * step + into, dt.UTC)
         label = moment.strftime(form) + (f".{moment.microsecond // 1000:03d}" if step < 1 else "")
         found.append((first * step, label))
         first += 1
@@ -128,27 +138,31 @@ def lines(
     form: Callable[[float], str] = number,
     label: str = "",
 ) -> str:
-    """Draw lines over time: ``slots`` are moments, each series a name and its values; None leaves a hole."""
+    """Draw lines over time: ``slots`` are moments, each series a name and its values; None leaves a hole.
+
+    Of lines that lie on one another each is seen in turn.
+    """
     top = max((value for _, values in series for value in values if value is not None), default=0.0)
-    marks = ticks(top, unit=1024 if form is short_bytes else 1)
+    marks = _time_marks(top) if form is short_seconds else ticks(top, unit=1024 if form is short_bytes else 1)
     across, up = _across(slots[0], slots[-1]) if slots else _across(0, 1), _up(marks[-1])
     parts = [_frame(marks, up, form), _time_axis(slots, across)]
-    drawn_before: list[Sequence[float | None]] = []
+    if all(value is None for _, values in series for value in values):
+        parts.append(_nothing())
+    near = marks[-1] / (HEIGHT - TOP - BOTTOM) * 2
     for index, (name, values) in enumerate(series):
-        over = " over" if any(_coincide(values, other, marks[-1]) for other in drawn_before) else ""
-        drawn_before.append(values)
-        pieces: list[list[str]] = [[]]
-        for moment, value in zip(slots, values, strict=True):
-            if value is None:
-                pieces.append([])
-            else:
-                pieces[-1].append(f"{across(moment):.1f},{up(value):.1f}")
-        for piece in filter(None, pieces):
-            drawn = " ".join(piece if len(piece) > 1 else piece * 2)
-            parts.append(
-                f'<polyline class="line s{index % COLOURS}{over}" points="{drawn}">'
-                f"<title>{escape(name)}</title></polyline>"
-            )
+        title, colour = f"<title>{escape(name)}</title>", f"s{index % COLOURS}"
+        for begin, end, together in _stretches([values for _, values in series], index, near):
+            points = [(across(slots[at]), up(value)) for at in range(begin, end) if (value := values[at]) is not None]
+            if len(points) == 1:
+                (x, y) = points[0]
+                parts.append(f'<circle class="fill {colour}" cx="{x:.1f}" cy="{y:.1f}" r="3">{title}</circle>')
+                continue
+            drawn, turn = " ".join(f"{x:.1f},{y:.1f}" for x, y in points), together.index(index)
+            over, dashes = "", ""
+            if turn:
+                over, gap = " over", DASH * (len(together) - 1)
+                dashes = f' stroke-dasharray="{DASH} {gap}" stroke-dashoffset="-{DASH * turn}"'
+            parts.append(f'<polyline class="line {colour}{over}" points="{drawn}"{dashes}>{title}</polyline>')
     width = (WIDTH - LEFT - RIGHT) / max(len(slots), 1)
     for place, moment in enumerate(slots):
         when = dt.datetime.fromtimestamp(moment, dt.UTC).strftime("%Y-%m-%d %H:%M:%S")
@@ -160,11 +174,49 @@ def lines(
     return _svg(parts, HEIGHT, label)
 
 
-def _coincide(one: Sequence[float | None], other: Sequence[float | None], top: float) -> bool:
-    """Whether one line hides another for more than half of its way: then it is drawn with gaps."""
-    near = top / (HEIGHT - TOP - BOTTOM) * 2
-    pairs = [(a, b) for a, b in zip(one, other, strict=True) if a is not None and b is not None]
-    return bool(pairs) and sum(abs(a - b) <= near for a, b in pairs) * 2 > len(pairs)
+def _time_marks(top: float) -> list[float]:
+    """Return values that are round as seconds, minutes, hours or days, whichever fits.
+
+    >>> _time_marks(7200), _time_marks(3)
+    ([0.0, 1800.0, 3600.0, 5400.0, 7200.0], [0.0, 1.0, 2.0, 3.0])
+    """
+    unit = next((size for size in (86400, 3600, 60) if top >= size), 1)
+    return [mark * unit for mark in ticks(top / unit)]
+
+
+def _stretches(
+    series: Sequence[Sequence[float | None]], index: int, near: float
+) -> list[tuple[int, int, tuple[int, ...]]]:
+    """Return the stretches of one line, from and up to which slot, and which lines lie on one another there.
+
+    >>> _stretches([[1.0, 1.0, 5.0], [1.0, 1.0, 1.0]], 1, 0.1)
+    [(0, 2, (0, 1)), (1, 3, (1,))]
+    """
+    values, begin = series[index], 0
+    found: list[tuple[int, int, tuple[int, ...]]] = []
+    for there, run in itertools.groupby(values, lambda value: value is not None):
+        end = begin + len(list(run))
+        if there and end - begin == 1:
+            found.append((begin, end, (index,)))
+        elif there:
+            steps = [(_together(series, index, place, near), place) for place in range(begin, end - 1)]
+            for together, run_of in itertools.groupby(steps, lambda step: step[0]):
+                places = [place for _, place in run_of]
+                found.append((places[0], places[-1] + 2, together))
+        begin = end
+    return found
+
+
+def _together(series: Sequence[Sequence[float | None]], index: int, place: int, near: float) -> tuple[int, ...]:
+    """Return the lines that lie on this one between two slots, and itself."""
+
+    def same(other: int) -> bool:
+        return other == index or all(
+            (a := series[index][at]) is not None and (b := series[other][at]) is not None and abs(a - b) <= near
+            for at in (place, place + 1)
+        )
+
+    return tuple(filter(same, range(len(series))))
 
 
 def columns(
@@ -179,6 +231,8 @@ def columns(
     marks = ticks(max(totals, default=0.0))
     up, step = _up(marks[-1]), (WIDTH - LEFT - RIGHT) / max(len(names), 1)
     parts = [_frame(marks, up, form)]
+    if not any(totals):
+        parts.append(_nothing())
     every = max(1, math.ceil(len(names) / 10))
     for place, name in enumerate(names):
         base, x = 0.0, LEFT + place * step
@@ -259,6 +313,17 @@ def strip(
     return _svg(parts, bottom + 24, label)
 
 
+def legible(text: str) -> str:
+    r"""Return a name with what is not seen, or turns what stands beside it round, written out.
+
+    >>> legible("a\nb"), legible("\u202egnp.exe"), legible("日本")
+    ('a\\nb', '\\u202egnp.exe', '日本')
+    """
+    odd = (letter for letter in set(text) if unicodedata.category(letter) in ("Cc", "Zl", "Zp"))
+    told = {letter: letter.encode("unicode_escape").decode() for letter in (*odd, *(set(text) & set(TURNING)))}
+    return "".join(told.get(letter, letter) for letter in text)
+
+
 def cut(text: str, room: int) -> str:
     """Return what of a text fits into so many places, of which wide letters take two.
 
@@ -304,6 +369,10 @@ def _frame(marks: Sequence[float], up: Callable[[float], float], form: Callable[
         f'<text class="tick end" x="{LEFT - 6}" y="{up(mark) + 4:.1f}">{escape(form(mark))}</text>'
         for mark in marks
     )
+
+
+def _nothing() -> str:
+    return f'<text class="tick mid" x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT / 2}">nothing to draw</text>'
 
 
 def _time_axis(slots: Sequence[float], across: Callable[[float], float]) -> str:

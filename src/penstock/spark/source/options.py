@@ -23,6 +23,11 @@ __all__ = ["SourceOptions", "is_remote", "local_path", "place_of"]
 
 FLAGS: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 LARGEST_BATCH: Final = 1 << 30
+LARGEST: Final = (1 << 63) - 1
+"""Spark's largest number."""
+LAST_NS: Final = (1 << 64) - 1
+"""The last time that a log can have: a bound behind it lets every record pass, or none, as it should."""
+MOST_KINDS: Final = 1 << 16
 WORDS: Final = ("earliest", "latest")
 
 Where = str | dict[str, int | str]
@@ -122,8 +127,11 @@ class SourceOptions:
             raise OptionsError(f"cursor={self.cursor!r}: must be 1 to 64 letters, digits, dots, dashes or underscores")
         for option, name, _ in OPTIONS:
             value = getattr(self, name)
-            if name not in PLACES and isinstance(value, int) and not isinstance(value, bool) and value < 1:
-                raise OptionsError(f"{option}={value}: must be at least 1")
+            if name not in PLACES and isinstance(value, int) and not isinstance(value, bool):
+                if value < 1:
+                    raise OptionsError(f"{option}={value}: must be at least 1")
+                if value > LARGEST:
+                    raise OptionsError(f"{option}={value}: must be at most {LARGEST}")
         if self.batch_bytes > LARGEST_BATCH:
             raise OptionsError(f"batchBytes={self.batch_bytes}: must be at most 1g")
         self._check_order()
@@ -177,6 +185,8 @@ def local_path(path: str) -> str:
         path = "/" + path.lstrip("/") if path.startswith("/") else path
     elif "://" in path:
         raise OptionsError(f"{path}: only a path of this machine will do here")
+    if not path:
+        raise OptionsError("an empty path: / is what stands for everything")
     return path.rstrip("/") or "/"
 
 
@@ -230,7 +240,7 @@ def _filters(found: Mapping[str, str]) -> Filters:
 
     low = _converted(int, "fromPosition", found.get("fromposition", "0"))
     high = _converted(int, "toPosition", found["toposition"]) - 1 if "toposition" in found else TOP
-    kinds = [_converted(int, "kinds", word) for word in words("kinds")]
+    kinds = [_converted(_kind, "kinds", word) for word in words("kinds")]
     pattern = found.get("channelpattern", "")
     try:
         re.compile(pattern)
@@ -248,6 +258,13 @@ def _filters(found: Mapping[str, str]) -> Filters:
     )
 
 
+def _kind(text: str) -> int:
+    kind = int(text)
+    if not 0 <= kind < MOST_KINDS:
+        raise OptionsError(f"{kind} is no kind: they are 0 to {MOST_KINDS - 1}")
+    return kind
+
+
 def _time_ns(text: str) -> int:
     """Read a time: ns since 1970, or ISO 8601, which is UTC unless it says otherwise.
 
@@ -256,10 +273,10 @@ def _time_ns(text: str) -> int:
     """
     text = text.strip()
     if text.lstrip("-").isdigit():
-        return int(text)
+        return min(int(text), LAST_NS)
     moment = dt.datetime.fromisoformat(text)
     moment = moment.replace(tzinfo=dt.UTC) if moment.tzinfo is None else moment
-    return (moment - dt.datetime.fromtimestamp(0, dt.UTC)) // dt.timedelta(microseconds=1) * 1000
+    return min((moment - dt.datetime.fromtimestamp(0, dt.UTC)) // dt.timedelta(microseconds=1) * 1000, LAST_NS)
 
 
 def _converted(convert: Callable[[str], Any], option: str, text: str) -> Any:
@@ -313,11 +330,11 @@ def moment_ns(text: str) -> int:
     (1500000000, 1500000000, 1500000000)
     """
     if text.strip().isdigit():
-        return int(text) * 1_000_000
+        return min(int(text) * 1_000_000, LAST_NS)
     moment = dt.datetime.fromisoformat(text.strip())
     moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=dt.UTC)
     since = moment - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
-    return max((since.days * 86_400 + since.seconds) * 1_000_000_000 + since.microseconds * 1000, 0)
+    return min(max((since.days * 86_400 + since.seconds) * 1_000_000_000 + since.microseconds * 1000, 0), LAST_NS)
 
 
 def _seconds(text: str) -> float:

@@ -112,7 +112,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 at = self._resume(channel, place, places[channel.name], first, end)
             if self._ceiling is not None:
                 end = min(end, self._ceiling[channel.name])
-            end = end_of(channel, self.options, first, end)
+            end = min(end_of(channel, self.options, first, end), self._last(channel.name))
             if at < end:
                 waiting.append((channel, at, end))
             if at < end or channel.name not in self._checked:
@@ -311,23 +311,32 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return places, channels
 
     def _resume(self, channel: SourceChannel, before: Place, after: Place, first: int, end: int) -> int:
-        """Return where a known channel goes on, noting in ``after`` what was lost."""
+        """Return where a known channel goes on, noting in ``after`` what was lost.
+
+        What retention took behind a position at which reading ends was never to be read.
+        """
         _check_same(channel, before)
         at = int(before["at"])
         if at > end:
             raise ReplacedError(channel.path, f"it ends at {end}, but was read up to {at}")
-        if at < first:
-            self._skip(channel, after, at, first)
-        return max(at, first)
+        last = self._last(channel.name)
+        if at < min(first, last):
+            self._skip(channel, after, at, first, last)
+        return max(at, min(first, last))
 
-    def _skip(self, channel: SourceChannel, place: Place, at: int, first: int) -> None:
-        """Go on at ``first``, counting what is lost; or say so, if nothing may be."""
-        self._expired(channel, at, first).add_to(place)
-        place["from"] = place["at"] = first
+    def _last(self, name: str) -> int:
+        """Return the position at which reading a channel is told to end, far away where it is not."""
+        told = self.options.end.get(name) if isinstance(self.options.end, dict) else None
+        return 0 if told == "earliest" else told if isinstance(told, int) else TOP
+
+    def _skip(self, channel: SourceChannel, place: Place, at: int, first: int, last: int = TOP) -> None:
+        """Go on at ``first``, or stop at ``last``, counting what is lost; or say so, if nothing may be."""
+        self._expired(channel, at, first, last).add_to(place)
+        place["from"] = place["at"] = min(first, last)
 
     def _let_go(self, name: str, place: Place) -> None:
         """Deal with a channel that is gone: if there was more of it to read, that is lost."""
-        at, end = place["at"], self._seen.get(name, (0, ""))[0]
+        at, end = place["at"], min(self._seen.get(name, (0, ""))[0], self._last(name))
         if at < end:
             self._gone(name, at, end).add_to(place)
             place["from"] = place["at"] = end
