@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import resource
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from penstock.disk.inotify import FolderWatch
 from penstock.log import aio
 from penstock.log.detect import open_log, open_writer
 from penstock.log.filechannel import FileChannel
+from penstock.log.xchannel import Reader, Writer
 
 
 def test_the_delays_double_up_to_the_longest() -> None:
@@ -86,6 +88,25 @@ def test_an_idle_follower_costs_next_to_nothing_and_is_there_at_once(kind: str, 
         assert next(log.tail(timeout=60)).to_payloads() == [b"two"]
         timer.join()
     writer.close()
+
+
+def test_a_look_around_does_not_begin_the_short_sleeps_again(tmp_path: Path) -> None:
+    path = str(tmp_path / "ticks")
+    with Writer.open(path) as writer, Reader.open(path, "latest") as reader:
+        assert not reader.wait(0.05)
+        before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+        assert not reader.wait(2.0)
+        slept = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before
+        assert slept < 240, (
+            f"{slept} sleeps in two seconds"
+        )  # 200 of 10 ms, and eight short ones once: not at each look
+        before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+        assert not reader.wait(0.1, patient=True)
+        assert resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before < 15
+        timer = threading.Timer(0.2, writer.append, (b"one",))
+        timer.start()
+        assert reader.wait(60, patient=True)
+        timer.join()
 
 
 async def until(waiting: LoopWait, ready: Callable[[], bool]) -> int:

@@ -372,13 +372,12 @@ def begins_or_damaged(folder: Folder, position: int, bound: int | None) -> bool:
 def _walks_to(folder: Folder, position: int, bound: int | None) -> bool:
     from penstock.errors import ExpiredError
 
-    indexes = list(folder.files())
-    place = folder.locate(indexes, position)
-    if place is None:
+    index = folder.holding(position)
+    if index is None:
         if position >= folder.first_position() and folder.damaged_first() is not None:
             return True  # nobody can tell, and reading there says why
         raise ExpiredError(folder.path, position, folder.first_position())
-    at = folder.begin(indexes[place]) or 0
+    at = folder.begin(index) or 0
     walk = Walk(folder)
     try:
         while at < position:

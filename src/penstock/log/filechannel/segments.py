@@ -16,7 +16,7 @@ import numpy as np
 
 from penstock import kernel
 from penstock.batch import Batch, Spans
-from penstock.disk import ReadDisk, ReadFile
+from penstock.disk import PosixDisk, ReadDisk, ReadFile
 from penstock.errors import CorruptionError, ExpiredError, OptionsError, ReplacedError
 from penstock.log.filechannel.format import (
     FRAME_HEAD,
@@ -59,10 +59,13 @@ class Folder:
         self.disk, self.path = disk, path
         self._begins: dict[int, int] = {}
         self._false: dict[int, str] = {}  # oldest segments whose begin cannot be, and why
+        self._listed: tuple[list[int], object] = ([], None)  # what was listed last, and what the folder was before that
+        self._oldest = -1  # where first_position found nothing odd
 
     def files(self) -> dict[int, Files]:
         """Return what is there by index, lowest first; leftovers of a compression do not count."""
         found: dict[int, Files] = {}
+        before = self._state()
         try:
             names = self.disk.list(self.path)
         except FileNotFoundError:
@@ -78,7 +81,29 @@ class Folder:
             files.plain |= suffix == ""
             files.packed |= suffix == ".z"
             files.packing |= suffix == ".z.ing"
-        return {index: found[index] for index in sorted(found) if found[index].plain or found[index].packed}
+        there = {index: found[index] for index in sorted(found) if found[index].plain or found[index].packed}
+        self._listed = list(there), before
+        return there
+
+    def indexes(self) -> list[int]:
+        """Return which segments there are, lowest first; the newest may be missing.
+
+        A folder of many segments or cursors is not listed again while its time says that it is as it was.
+        """
+        indexes, state = self._listed
+        return indexes if state is not None and state == self._state() else list(self.files())
+
+    def holding(self, position: int) -> int | None:
+        """Return the segment that holds a position, or the newest when that is behind its end; None below the first.
+
+        Two neighbours that were there tell that the first holds what lies between them, without another listing.
+        """
+        known = self._listed[0]
+        place = self.locate(known, position)
+        if place is None or place + 1 >= len(known) or known[place + 1] != known[place] + 1 or self._false:
+            known = self.indexes()
+            place = self.locate(known, position)
+        return None if place is None else known[place]
 
     def open(self, index: int) -> tuple[ReadFile, Header]:
         """Open a segment, plain first: a compression renames before it unlinks, so one of the two is there."""
@@ -137,17 +162,29 @@ class Folder:
     def forget(self, index: int | None = None) -> None:
         """Forget what the header of a segment, or of all, said."""
         self._false.clear()
+        self._oldest = -1
         if index is None:
             self._begins.clear()
+            self._listed = [], None
         else:
             self._begins.pop(index, None)
+
+    def look_again(self) -> None:
+        """Find out which segments there are, and forget the others: one that was known is gone."""
+        self._oldest, files = -1, self.files()
+        self._begins = {index: begin for index, begin in list(self._begins.items()) if index in files}
 
     def first_position(self) -> int:
         """Return where the oldest segment begins; 0 for a channel without any.
 
         Of one whose header cannot be read this is a guess, below where the next one begins: reading there says so.
         """
-        lost, indexes = 0, list(self.files())
+        oldest = self._oldest
+        if oldest >= 0 and self._is_there(oldest) and not self._is_there(oldest - 1):
+            begin = self._begins.get(oldest)
+            if begin is not None:
+                return begin
+        self._oldest, lost, indexes = -1, 0, list(self.files())
         for place, index in enumerate(indexes):
             begin = self.begin(index)
             following = self.begin(indexes[place + 1]) if place + 1 < len(indexes) else None
@@ -155,12 +192,22 @@ class Folder:
                 self._false[index] = f"the segment begins at {begin}, but the next one at {following}"
                 begin = None
             if begin is not None:
+                if not place and isinstance(self.disk, PosixDisk):
+                    self._oldest = index
                 return max(0, begin - lost)
             if self.header_problem(index) is not None:
                 found = self.disk.stat(segment_path(self.path, index))
                 lost += max(1, 0 if found is None else found.size - HEADER_BYTES)
                 lost = 1 << 63 if index == 0 else lost  # a channel begins with position 0
         return 0
+
+    def _state(self) -> object:
+        """Return what changes with the names in the folder; None where nothing tells."""
+        found = self.disk.stat(self.path) if isinstance(self.disk, PosixDisk) else None
+        return None if found is None else (found.identity, found.modified_ns)
+
+    def _is_there(self, index: int) -> bool:
+        return any(self.disk.stat(segment_path(self.path, index, suffix)) is not None for suffix in ("", ".z"))
 
     def header_problem(self, index: int) -> CorruptionError | None:
         """Return what is wrong with the header of a segment; None where it is sound, or gone."""
@@ -240,6 +287,7 @@ class Walk:
             return self._read(position, limit, bound, want)
         except FileNotFoundError:  # collected while it was being opened
             self.close()
+            self.folder.look_again()
             first = self.folder.first_position()
             if position < first:
                 raise ExpiredError(self.folder.path, position, first) from None
@@ -298,11 +346,10 @@ class Walk:
                 self._enter(self._next[0])
                 return
         self.close()
-        indexes = list(self.folder.files())
-        if not indexes:
-            return
-        place = self.folder.locate(indexes, position)
-        if place is None:
+        index = self.folder.holding(position)
+        if index is None:
+            if not self.folder.files():
+                return
             first = self.folder.first_position()
             if position < first:
                 raise ExpiredError(self.folder.path, position, first)
@@ -310,7 +357,7 @@ class Walk:
             if damaged is not None:
                 raise damaged
             return  # no header can be read: there is nothing yet, and verify says why
-        self._enter(indexes[place])
+        self._enter(index)
 
     def _enter(self, index: int) -> None:
         """Open a segment; it is sealed if a later one is there."""
@@ -330,8 +377,8 @@ class Walk:
         begin = self.folder.begin(index + 1)
         if begin is not None:
             return index + 1, begin
-        for later in self.folder.files():
-            if later > index and (begin := self.folder.begin(later)) is not None:
+        for later in itertools.islice(known := self.folder.indexes(), bisect.bisect_right(known, index), None):
+            if (begin := self.folder.begin(later)) is not None:
                 return later, begin
         return None
 

@@ -42,7 +42,7 @@ class ChannelWait(LoopWait):
         if reader is None:
             return
         try:
-            if reader.wait(seconds):
+            if reader.wait(seconds, patient=True):
                 reader.seek_live()  # before anyone looks: what comes after that is waited for
         except (PenstockError, OSError):
             self._reader = None  # whoever looks says why

@@ -36,8 +36,8 @@ __all__ = ["Reader"]
 
 
 SPIN_NANOSECONDS: Final = 20_000
-END_LOOK_SECONDS: Final = 0.1
-"""How often a waiting reader looks whether it stands in the right file."""
+END_LOOK_SECONDS: Final = (0.1, 0.5)
+"""How often a waiting reader looks whether it stands in the right file: at first, and after a while of silence."""
 FIRST_NANOSECONDS: Final = int(Backoff.FIRST * 1e9)
 LAST_NANOSECONDS: Final = int(Backoff.LAST * 1e9)
 
@@ -151,22 +151,24 @@ class Reader(Handle):
                 return batch
             return self._rows.none(self._cursor)
 
-    def wait(self, timeout: float | None = None) -> bool:
+    def wait(self, timeout: float | None = None, *, patient: bool = False) -> bool:
         """Wait until there is something to read; False when ``timeout`` seconds are over.
 
         It spins for a moment, then sleeps longer and longer up to 10 ms, below Python: an idle reader costs next to
-        nothing.
+        nothing.  Whoever has waited for a while already is ``patient``: it begins with the longest sleeps.
         """
-        if self._ready() or (timeout != 0 and self._cursor.spin(SPIN_NANOSECONDS)):
+        if self._ready() or (timeout != 0 and not patient and self._cursor.spin(SPIN_NANOSECONDS)):
             return True
         deadline, backoff = None if timeout is None else time.monotonic() + timeout, Backoff()
+        nap, look = (LAST_NANOSECONDS if patient else FIRST_NANOSECONDS), END_LOOK_SECONDS[patient]
         while not self._ready():
             remaining = None if deadline is None else deadline - time.monotonic()
             if remaining is not None and remaining <= 0:
                 return False
             if self._cursor.status == RecordStop.TAIL:
-                longest = END_LOOK_SECONDS if remaining is None else min(remaining, END_LOOK_SECONDS)
-                self._cursor.doze(int(longest * 1e9), FIRST_NANOSECONDS, LAST_NANOSECONDS)
+                longest = look if remaining is None else min(remaining, look)
+                self._cursor.doze(int(longest * 1e9), nap, LAST_NANOSECONDS)
+                nap, look = LAST_NANOSECONDS, min(2 * look, END_LOOK_SECONDS[1])  # a look around is no news
             else:
                 backoff.pause(remaining)
         return True
