@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from penstock.metrics import REGISTRY
 from penstock.mqtt import packets as p
 from penstock.mqtt.codec import LARGEST, decode, encode
 from penstock.mqtt.options import BrokerOptions
+from penstock.mqtt.reasons import Reason
 from penstock.mqtt.server import MqttServer, ServerOptions
+from penstock.net.credentials import CredentialsFile, change_credentials, hash_password
 
 SECONDS = 60
 
@@ -182,6 +186,49 @@ async def test_retained_messages_of_many_topics_all_arrive() -> None:
         assert len(topics) == 20_000
         assert msgspec.structs.asdict(message)["retain"] is True
         await stream.close()
+
+
+async def test_a_fault_at_a_deadline_does_not_stop_those_that_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with served() as server:
+        watcher = await client(server, "watcher", 5, "wills/#")
+        tick, faults = server.broker.tick, [KeyError("nobody expected this")]
+
+        def sometimes() -> None:
+            if faults:
+                raise faults.pop()
+            tick()
+
+        monkeypatch.setattr(server.broker, "tick", sometimes)
+        device = Stream(*await opened(server), 5)
+        will = p.Will("wills/device", b"lost", properties=p.Properties(will_delay=1))
+        await device.send(p.Connect("device", 5, will=will, properties=p.Properties(session_expiry=60)))
+        assert isinstance(await device.read(), p.Connack)
+        await device.close()
+        async with asyncio.timeout(30):
+            said = await watcher.read()
+        assert isinstance(said, p.Publish)
+        assert (said.topic, faults) == ("wills/device", [])
+        await watcher.close()
+
+
+async def test_a_password_that_cannot_be_checked_is_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def no_memory(*_: Any) -> bool:
+        raise MemoryError
+
+    monkeypatch.setattr(CredentialsFile, "check", no_memory)
+    change_credentials(str(tmp_path / "passwords"), "ann", hash_password("word"))
+    made = MqttServer(port=0, passwords=str(tmp_path / "passwords"))
+    await made.start()
+    try:
+        stream = Stream(*await opened(made), 5)
+        await stream.send(p.Connect("device", 5, username="ann", password=b"word"))
+        async with asyncio.timeout(30):
+            connack = await stream.read()
+        assert isinstance(connack, p.Connack)
+        assert connack.reason == Reason.SERVER_UNAVAILABLE
+        await stream.close()
+    finally:
+        await made.stop()
 
 
 def test_the_largest_packet_of_the_standard_is_the_default() -> None:

@@ -53,6 +53,9 @@ _log = logging.getLogger(__name__)
 QUEUE_SECONDS: Final = 30.0
 """How often queues are looked through for what has waited for too long."""
 
+AGAIN_SECONDS: Final = 1.0
+"""How long deadlines are left alone after a fault."""
+
 METRIC_SECONDS: Final = 1.0
 """How often metrics are brought up to date."""
 
@@ -165,6 +168,10 @@ class FileAuthenticator:
             good = await self.file.check(username, password)
         except Backpressure:
             answer(Verdict(Reason.SERVER_BUSY))
+            return
+        except Exception:  # noqa: BLE001 - whatever it is, who waits for an answer gets one
+            _log.exception("the password of a client could not be checked")
+            answer(Verdict(Reason.SERVER_UNAVAILABLE))
             return
         answer(Verdict(username=username) if good else Verdict(Reason.BAD_USER_NAME_OR_PASSWORD))
 
@@ -484,7 +491,12 @@ class MqttServer:
 
     def _tick(self) -> None:
         self._due = None
-        self.broker.tick()
+        try:
+            self.broker.tick()
+        except Exception:  # noqa: BLE001 - whatever it is, the next deadline counts as well
+            _log.exception("what was due now was not done")
+            self._due = asyncio.get_running_loop().call_later(AGAIN_SECONDS, self._tick)
+            return
         self._set_timer()
 
     def _later(self, question: Question, say: Callable[[Any], None]) -> bool:
@@ -497,8 +509,8 @@ class MqttServer:
         async def answer() -> None:
             try:
                 say({"ok": msgspec.to_builtins(await back_up(kept, path))})
-            except (PenstockError, OSError) as exc:
-                say({"error": str(exc)})
+            except Exception as exc:  # noqa: BLE001 - whatever it is, who asked is told
+                say({"error": str(exc) or type(exc).__name__})
 
         task = asyncio.get_running_loop().create_task(answer())
         self._questions.add(task)
