@@ -126,6 +126,23 @@ def test_behind_the_durable_mark_damage_of_a_power_cut_is_set_aside() -> None:
     assert disk.stat(PATH + ".bad") is not None
 
 
+def test_what_was_set_aside_is_not_replaced_by_what_the_next_power_cut_damages() -> None:
+    disk = new_disk()
+    for key in ("b", "c"):
+        AppendLogStore.open(PATH, disk=disk).close()  # opening syncs, and notes how far
+        with AppendLogStore.open(PATH, disk=disk) as store:
+            begin = disk.open(PATH).stat().size
+            store.apply([KvUpdate.put(key, key.encode() * 9000, 2)], WatchCursor.of(2))
+        disk.cut_power(keep=1)
+        with disk.modify(PATH) as file:
+            file.write_at(begin + 100, bytes(300))
+            file.sync()
+    AppendLogStore.open(PATH, disk=disk).close()
+    kept = b"".join(disk.open(PATH + name).read_at(0, 1 << 20) for name in (".bad", ".1.bad"))
+    assert b"b" * 8000 in kept
+    assert b"c" * 8000 in kept
+
+
 def test_damage_without_a_power_cut_is_refused_and_nothing_is_touched() -> None:
     disk = new_disk()
     with AppendLogStore.open(PATH, disk=disk) as store:

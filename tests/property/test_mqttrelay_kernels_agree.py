@@ -99,3 +99,22 @@ def test_a_plain_publish_goes_to_everyone_as_it_came(module: Any) -> None:
     assert written == [(0, data), (1, data)]
     assert counts == [6, 12, 1, 2, 1, 2, 1, 2]
     assert given_ == [1, 1]
+
+
+@pytest.mark.parametrize("module", [mqttrelay, twin])
+def test_a_receiver_that_goes_while_another_is_written_to_is_passed_over(module: Any) -> None:
+    first, second, written = module.Outlet(), module.Outlet(), []
+    for outlet in (first, second):
+        outlet.link, outlet.ready = module.Sink(), True
+        outlet.link.version5, outlet.link.plain_payload = False, 1000
+    second.link.write = written.append
+
+    def goes(data: bytes) -> None:
+        second.link = None
+
+    first.link.write = goes
+    routes, way = module.WayCache(), module.Way()
+    way.outlets, routes._version = (first, second), 1
+    routes._young = {b"a": module.CachedWay(way, 1)}
+    assert module.relay(b"\x30\x04\0\1a!", False, 1 << 20, routes, module.Traffic())
+    assert (first.delivered, second.delivered, written) == (1, 0, [])

@@ -130,7 +130,10 @@ cpdef bint relay(
     counts.publish_bytes_received += payload
     for each in outlets:
         outlet = <Outlet>each
-        outlet.link.write(data)
+        sink = outlet.link
+        if sink is None:  # it went while another was written to
+            continue
+        sink.write(data)
         outlet.delivered += 1
         counts.bytes_sent += size
         counts.messages_sent += 1

@@ -32,6 +32,7 @@ from operator import itemgetter
 from typing import Any, Final
 
 from penstock.disk import Disk, save_atomically, view_of
+from penstock.disk.aside import keep_bytes, move_aside
 from penstock.disk.doors import refuse_foreign
 from penstock.disk.face import File, ReadFile
 from penstock.disk.failpoint import fail_point
@@ -256,27 +257,24 @@ class StateLog:
                 if limit is None and not torn and aside and not _begun(segment, view, at, size):
                     self._set_aside_rest(segment, f"{size - at} bytes are damaged")
                 return  # else a torn tail: what was not finished was not acknowledged
-            self._set_aside_bytes(segment.path, at, bytes(view[at:found]))
+            self._set_aside_bytes(segment, at, found)
             at = found
 
     def _set_aside(self, path: str, byte: int, reason: str) -> None:
-        aside = path + ".bad"
-        self._disk.rename(path, aside)
+        aside = move_aside(self._disk, path)
         self._note(Problem(path, byte, f"{reason}; it is kept as {aside}"))
 
-    def _set_aside_bytes(self, path: str, byte: int, data: bytes) -> None:
-        aside = f"{path}.{byte}.bad"
-        save_atomically(self._disk, aside, data)
-        self._note(Problem(path, byte, f"{len(data)} bytes are damaged; they are kept as {aside}"))
+    def _set_aside_bytes(self, segment: TurnFile, byte: int, end: int) -> None:
+        aside = keep_bytes(self._disk, f"{segment.path}.{byte}", segment.file, byte, end)
+        self._note(Problem(segment.path, byte, f"{end - byte} bytes are damaged; they are kept as {aside}"))
 
     def _set_aside_rest(self, segment: TurnFile, reason: str) -> None:
         """Keep what stands behind the last good frame of a segment: nobody will read it there."""
         byte = segment.end - segment.start + HEAD_BYTES
-        size = segment.file.stat().size
-        aside = f"{segment.path}.{byte}.bad"
-        if self._disk.stat(aside) is not None:
+        names = set(self._disk.list(self.folder))
+        aside = keep_bytes(self._disk, f"{segment.path}.{byte}", segment.file, byte)
+        if os.path.basename(aside) in names:
             return  # it is said already
-        save_atomically(self._disk, aside, segment.file.read_at(byte, max(0, size - byte)))
         self._note(Problem(segment.path, byte, f"{reason}; what is there is kept as {aside}"))
 
     def set_aside_messages(self, segment: TurnFile, position: int, length: int, reason: str) -> None:

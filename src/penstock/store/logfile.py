@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from penstock import kernel
 from penstock.disk import Disk, File, Owned, ReadDisk, ReadFile, save_atomically
+from penstock.disk.aside import keep_bytes
 from penstock.disk.posix import folder_of
 from penstock.disk.sparse import data_end, first_hole
 from penstock.errors import CorruptionError, ReadOnlyError
@@ -245,7 +246,7 @@ class LogFile:
             raise
         self.fold = state.fold
         if state.damaged:
-            save_atomically(self.disk, self.path + ".bad", bytes(memoryview(self.buffer)[state.end : self.size]))
+            keep_bytes(self.disk, self.path, self.file, state.end, self.size)
         bare = len(HEADER) + len(cursor_record(b"")) * self._marked
         empty = not self.fold.count and not self.fold.cursor and self.size > bare
         dirty, self.size = not state.clean, state.end

@@ -11,7 +11,7 @@ import errno
 import logging
 import os
 import re
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any, Final, Self
 
 from penstock.disk import Lock, disk_for
@@ -41,7 +41,8 @@ logger = logging.getLogger(__name__)
 DATA: Final = "data"
 META: Final = "meta"
 BLOCK_BYTES: Final = 16 << 10
-IN_FILE: Final = re.compile(r" in (\S+\.sst) offset (\d+)")
+IN_FILE: Final = re.compile(r" in (?P<path>\S+\.sst) offset (?P<byte>\d+)|(?P<named>/\S+\.sst)\b")
+IN_USE: Final = re.compile(r"lock hold by|/LOCK: Resource temporarily unavailable")
 
 
 class RocksStore(EngineStore):
@@ -65,8 +66,6 @@ class RocksStore(EngineStore):
         self._rocks = _import()
         self.options = options
         disk = disk_for(path)
-        if read_only and disk.stat(path + "/CURRENT") is None:
-            raise NotFoundError(f"{path}: there is no store here")
         if not read_only:
             refuse_foreign(disk, path, "RocksDB store")
         self._lock = None if read_only else self._own()
@@ -74,6 +73,8 @@ class RocksStore(EngineStore):
             check_plain(path)
             check_closed(disk, path)
             self._noticed = check_logs(disk, path, mend=not read_only)
+            if read_only and disk.stat(path + "/CURRENT") is None:
+                raise NotFoundError(f"{path}: there is no store here")
             held = hold_tables(disk, path) if self._noticed and not read_only else []
         except BaseException:
             self._let_go()
@@ -84,10 +85,7 @@ class RocksStore(EngineStore):
             self._db = self._rocks.Rdict(path, self._db_options(), column_families=families, access_type=access)
         except Exception as exc:  # noqa: BLE001 - the binding raises plain Exception
             self._let_go()
-            raise _opening_error(path, exc) from None
-        if not read_only:
-            forget_closed(disk, path)
-            let_go_of_tables(disk, path, held)
+            raise _opening_error(path, exc, self._noticed) from None
         self._data, self._meta = self._db.get_column_family(DATA), self._db.get_column_family(META)
         self._data_handle = self._db.get_column_family_handle(DATA)
         self._meta_handle = self._db.get_column_family_handle(META)
@@ -98,6 +96,9 @@ class RocksStore(EngineStore):
         if options.sync == "interval" and not read_only:
             self._committer = GROUP.committer(self._sync_log, interval=options.sync_seconds)
         try:
+            if not read_only:
+                forget_closed(disk, path)
+                let_go_of_tables(disk, path, held)
             self._begin()
         except BaseException:
             self._release()
@@ -367,20 +368,26 @@ def _engine_error(path: str, exc: Exception) -> Exception:
     text = str(exc)
     if "Corruption" in text:
         found = IN_FILE.search(text)
-        file, byte = (found[1], int(found[2])) if found else (path, 0)
+        file, byte = (found["path"] or found["named"], int(found["byte"] or 0)) if found else (path, 0)
         return CorruptionError(file, byte, text.removeprefix("Corruption: "))
     if os.strerror(errno.ENOSPC) in text:
         return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
     return OSError(f"{path}: {text}")
 
 
-def _opening_error(path: str, exc: Exception) -> Exception:
-    """Return the error of our tree for what the engine said when it was opened."""
+def _opening_error(path: str, exc: Exception, noticed: Sequence[Problem] = ()) -> Exception:
+    """Return the error of our tree for what the engine said when it was opened; ``noticed`` is what was seen before.
+
+    >>> _opening_error("fold", Exception("Corruption: block checksum mismatch: in fold/000009.sst offset 42 size 390"))
+    CorruptionError('fold/000009.sst', 42, 'block checksum mismatch: in fold/000009.sst offset 42 size 390')
+    """
     text = str(exc)
-    if "lock" in text.lower():
+    if "Corruption" in text:
+        for problem in noticed:
+            return CorruptionError(problem.file, problem.byte, f"{problem.reason}; RocksDB says: {text}")
+        return _engine_error(path, exc)
+    if IN_USE.search(text):
         return LockedError(f"{path}: another process or handle has this store open")
     if "format_version" in text or "Not implemented" in text:
         return UnsupportedError(f"{path}: this build of RocksDB does not read it: {text}")
-    if "Corruption" in text:
-        return CorruptionError(path, 0, text)
-    return OSError(f"{path}: {text}")
+    return _engine_error(path, exc)

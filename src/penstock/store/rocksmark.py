@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import zlib
 from typing import Final
 
@@ -26,7 +27,10 @@ from penstock.log.sidecar import decode_json
 __all__ = ["check_closed", "current_manifest", "forget_closed", "note_closed"]
 
 NAME: Final = "penstock-closed"
+MANIFEST: Final = re.compile(r"MANIFEST-\d+", re.ASCII)
 MOST_BYTES: Final = 1 << 10
+SUMMED_BYTES: Final = 2 << 30
+"""RocksDB begins another manifest at half of that; of a file that claims more only the length is looked at."""
 PIECE_BYTES: Final = 1 << 20
 
 
@@ -40,11 +44,15 @@ class Closed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def current_manifest(disk: ReadDisk, folder: str) -> str:
     """Return the name of the manifest that counts, or nothing where there is no store."""
+    path = os.path.join(folder, "CURRENT")
     try:
-        with disk.open(os.path.join(folder, "CURRENT")) as file:
-            return file.read_at(0, 64).decode("ascii", "replace").strip()
+        with disk.open(path) as file:
+            name = file.read_at(0, 64).decode("ascii", "replace")
     except FileNotFoundError:
         return ""
+    if name and not (name.endswith("\n") and MANIFEST.fullmatch(name[:-1])):
+        raise CorruptionError(path, 0, "it does not name a manifest")
+    return name[:-1]
 
 
 def note_closed(disk: Disk, folder: str) -> None:
@@ -90,11 +98,13 @@ def _closed(disk: ReadDisk, folder: str) -> Closed | None:
 
 
 def _measure(disk: ReadDisk, path: str, most: int | None) -> tuple[int, int]:
-    """Return the size and the checksum of a file, or of its first ``most`` bytes."""
+    """Return the size and the checksum of a file, or of its first ``most`` bytes; no checksum if it has less."""
     at, crc32 = 0, 0
     with disk.open(path) as file:
         size = file.stat().size
-        end = size if most is None else min(size, most)
+        end = size if most is None else most
+        if size < end or end > SUMMED_BYTES:
+            return min(size, end), 0
         while at < end and (piece := file.read_at(at, min(PIECE_BYTES, end - at))):
             at, crc32 = at + len(piece), zlib.crc32(piece, crc32)
     return at, crc32

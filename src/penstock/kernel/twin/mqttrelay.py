@@ -85,7 +85,10 @@ def relay(data: bytes, version5: bool, limit: int, routes: WayCache, counts: Tra
     counts.messages_received += 1
     counts.publish_received += 1
     counts.publish_bytes_received += run.payload_bytes
-    for outlet, link in zip(cached.plan.outlets, links, strict=True):
+    for outlet in cached.plan.outlets:
+        link = outlet.link
+        if link is None:  # it went while another was written to
+            continue
         link.write(data)
         outlet.delivered += 1
         counts.bytes_sent += len(data)

@@ -21,6 +21,7 @@ import numpy as np
 
 from penstock import kernel
 from penstock.disk import Disk, ReadFile
+from penstock.disk.aside import bad_path, keep_bytes
 from penstock.disk.sparse import copy_data, is_empty
 from penstock.errors import CorruptionError
 from penstock.log.filechannel.compress import Unpacker
@@ -102,10 +103,7 @@ def _find_tail(disk: Disk, folder: Folder, sidecar: Sidecar) -> tuple[Tail, list
 
 def set_aside(disk: Disk, folder: str, name: str) -> str:
     """Rename a file of the channel so that nobody reads it; return its new name, never one that is taken."""
-    number, target = 0, f"{folder}/penstock-{name}.bad"
-    while disk.stat(target) is not None:
-        number += 1
-        target = f"{folder}/penstock-{name}.{number}.bad"
+    target = bad_path(disk, f"{folder}/penstock-{name}")
     disk.rename(f"{folder}/{name}", target)
     disk.sync_folder(folder)
     return target
@@ -284,12 +282,4 @@ def _keep(disk: Disk, folder: Folder, file: ReadFile, index: int, stop: int, siz
     """Copy what is about to be trimmed, unless it is nothing but zeros."""
     if is_empty(file, stop, size):
         return None
-    number, aside = 0, f"{folder.path}/penstock-cut-{index}-{stop}.bad"
-    while disk.stat(aside) is not None:
-        number += 1
-        aside = f"{folder.path}/penstock-cut-{index}-{stop}.{number}.bad"
-    with disk.create(aside) as copy:
-        copy_data(file, stop, size, copy)
-        copy.sync()
-    disk.sync_folder(folder.path)
-    return aside
+    return keep_bytes(disk, f"{folder.path}/penstock-cut-{index}-{stop}", file, stop, size)

@@ -6,9 +6,10 @@ import contextlib
 import os
 
 from penstock.disk import Disk, File, Owned
+from penstock.disk.aside import bad_path
 from penstock.log.messagelog.active import ActiveSegment
 from penstock.log.messagelog.format import INDEX, LOG, index_capacity, segment_name, segment_number
-from penstock.log.messagelog.recover import Recovery, SegmentState, bad_path
+from penstock.log.messagelog.recover import Recovery, SegmentState
 
 __all__ = ["SegmentFiles"]
 

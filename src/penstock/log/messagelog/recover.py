@@ -18,10 +18,10 @@ import numpy as np
 
 from penstock import kernel
 from penstock.disk import Disk, File, save_atomically
+from penstock.disk.aside import bad_path
 from penstock.disk.sparse import copy_data, is_empty
 from penstock.kernel import Mapping
 from penstock.log.messagelog.format import (
-    BAD,
     ENTRY_OVERHEAD,
     HEAD,
     INDEX,
@@ -112,19 +112,6 @@ def walk_segment(data: Mapping | bytes | memoryview, number: int) -> WalkResult:
     index = np.zeros((indexed // INDEX_EVERY + 2) * INDEX_ENTRY.itemsize, np.uint8)
     found = kernel.messagelog.walk(data, number, index)
     return WalkResult(*found[:-1], index.view(INDEX_ENTRY)[: found[-1]])
-
-
-def bad_path(disk: Disk, path: str) -> str:
-    """Return a free name beside ``path`` for bytes that are set aside.
-
-    >>> from penstock.disk import MemoryDisk
-    >>> bad_path(MemoryDisk(), "00000000000000000001.log.42")
-    '00000000000000000001.log.42.bad'
-    """
-    target, again = path + BAD, 1
-    while disk.stat(target) is not None:
-        target, again = f"{path}.{again}{BAD}", again + 1
-    return target
 
 
 def map_whole(file: File, size: int) -> Mapping | bytes:

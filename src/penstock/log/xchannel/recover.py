@@ -23,8 +23,9 @@ from typing import Final
 
 from penstock import kernel
 from penstock.disk import Disk
+from penstock.disk.aside import bad_path, keep_bytes
 from penstock.disk.posix import folder_of
-from penstock.disk.sparse import copy_data, data_end, is_empty
+from penstock.disk.sparse import is_empty
 from penstock.errors import CorruptionError, PenstockError
 from penstock.kernel import Cursor
 from penstock.log.sidecar import Sidecar
@@ -87,10 +88,7 @@ def keep_hidden(disk: Disk, file: ChannelFile, offset: int, stop: RecordStop) ->
     hidden = written_behind(file, cursor)
     if hidden is None or is_empty(file.file, offset + SLOT_BYTES, file.file.stat().size):
         return
-    aside = f"{sidecar_prefix(file.base)}cut-{file.sequence}-{offset}.bad"
-    if disk.stat(aside) is None:
-        _keep_behind(disk, file, offset, aside)
-        disk.sync_folder(folder_of(aside))
+    aside = keep_bytes(disk, f"{sidecar_prefix(file.base)}cut-{file.sequence}-{offset}", file.file, offset)
     logger.warning("%s; what lies behind it was set aside in %s", hidden, aside)
 
 
@@ -256,9 +254,7 @@ def _cut_file(disk: Disk, file: ChannelFile, offset: int, prefix: str) -> str | 
     region_end = (offset // file.region_bytes + 1) * file.region_bytes
     aside = None
     if file.file.read_at(offset, 1) not in (b"\0", b""):
-        aside = f"{prefix}cut-{file.sequence}-{offset}.bad"
-        if disk.stat(aside) is None:
-            _keep_behind(disk, file, offset, aside)
+        aside = keep_bytes(disk, f"{prefix}cut-{file.sequence}-{offset}", file.file, offset)
     with disk.modify(file.path) as writable:
         writable.write_at(offset, PRISTINE.ljust(region_end - offset, b"\0"))
         writable.truncate(region_end)
@@ -268,18 +264,7 @@ def _cut_file(disk: Disk, file: ChannelFile, offset: int, prefix: str) -> str | 
     return aside
 
 
-def _keep_behind(disk: Disk, file: ChannelFile, offset: int, aside: str) -> None:
-    """Copy what lies behind ``offset`` to a file of its own; a hole at the end is left out."""
-    temporary, end = aside + ".tmp", max(offset, data_end(file.file))
-    with contextlib.suppress(FileNotFoundError):
-        disk.remove(temporary)
-    with disk.create(temporary) as copy:
-        copy_data(file.file, offset, end, copy)
-        copy.sync()
-    disk.rename(temporary, aside)
-
-
 def _set_aside(disk: Disk, base: str, sequence: int) -> str:
-    aside = f"{base}.penstock-cut-{sequence}-{FIRST_SLOT}.bad"
+    aside = bad_path(disk, f"{base}.penstock-cut-{sequence}-{FIRST_SLOT}")
     disk.rename(file_path(base, sequence), aside)
     return aside

@@ -203,6 +203,21 @@ def test_a_writer_sets_aside_what_lies_behind_a_lost_commit_byte(path: Path, cap
         assert payloads(reader)[19:] == [b"%03d" % 19 + bytes(60), b"new"]
 
 
+def test_what_is_set_aside_at_one_place_twice_is_kept_twice(path: Path) -> None:
+    positions = lose_commit(path, 1 << 16)
+    with Writer.open(path) as writer:
+        for number in range(9):
+            writer.append(b"later %d" % number)
+    with path.open("r+b") as file:
+        file.seek(positions[20])
+        file.write(b"\0")
+    with Writer.open(path) as writer:
+        assert writer.append(b"new") == positions[20]
+    first, second = sorted(path.parent.glob("*.bad"))
+    assert b"later 8" in first.read_bytes() + second.read_bytes()
+    assert b"039" in first.read_bytes() + second.read_bytes()
+
+
 def test_a_channel_that_is_written_to_is_never_taken_for_damaged(path: Path) -> None:
     with Writer.open(path, region_bytes=4096, roll_bytes=1 << 14) as writer, Reader.open(path) as reader:
         stop = threading.Event()
