@@ -38,7 +38,7 @@ def serve(
 
     SIGHUP loads certificates and the modulator again.
     """
-    from penstock.channels.wire.config import load_config, options_of
+    from penstock.channels.wire.config import load_config, modulator_class, options_of, text_of
 
     found = load_config(config, os.environ)
     given = {"bind_address": bind, "plain_port": plain_port, "socket_path": socket, "sync": sync}
@@ -49,8 +49,8 @@ def serve(
         more["port"] = None if port < 0 else port
     _set_logging(found)
     options = options_of(found, **more)
-    folder = data or found.get("c2s-server.storage.data_dir") or "./data"
-    named = modulator or (found.get("modulator.class") if found.get("modulator.type") == "python" else None)
+    folder = data or text_of(found, "c2s-server.storage.data_dir") or "./data"
+    named = modulator or modulator_class(found)
     from penstock.net import run
 
     run(_serve(folder, options, named, as_json=json))

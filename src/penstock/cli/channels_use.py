@@ -317,7 +317,9 @@ def _setting(text: str) -> tuple[str, Any]:
         raise OptionsError(f"--set {text}: write it as NAME=VALUE")
     if value in ("true", "false"):
         return name, value == "true"
-    return name, int(value) if value.isdigit() else value
+    if value.isascii() and value.isdecimal() and len(value) < 20:
+        return name, int(value)
+    return name, value
 
 
 def _payload_fields(payload: bytes) -> dict[str, str]:

@@ -448,3 +448,110 @@ async def test_a_blocking_client_that_was_closed_says_so(tmp_path: Path) -> None
             assert client.next_news(1.0) is None
 
         await asyncio.to_thread(work)
+
+
+class Thinks:
+    """A modulator that answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.answer = asyncio.Event()
+        self.asked = 0
+
+    async def transform(self, _: object, __: object, payload: bytes) -> bytes:
+        self.asked += 1
+        await self.answer.wait()
+        return payload
+
+
+@pytest.mark.parametrize("runs", [False, True], ids=["one by one", "runs"])
+async def test_who_gives_up_waiting_does_not_lose_the_connection_for_asking_too_much(
+    runs: bool, tmp_path: Path
+) -> None:
+    """What a caller gave up is still under way at the server, which ends a connection that has too much there."""
+    thinks = Thinks()
+    async with (
+        asyncio.timeout(SECONDS),
+        ChannelServer(tmp_path, options(limits={"max_inflight_requests": 4}), modulator=thinks) as server,
+        await enter(server, "ann") as ann,
+    ):
+        await ann.join("c")
+        before = ann._dialogue
+        for _ in range(5):
+            work = ann.broadcast_many("c", [b"x"] * 4) if runs else ann.broadcast("c", b"x")
+            task = asyncio.create_task(work)
+            while not thinks.asked:
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(0.01)  # the others are sent, or wait for their turn
+            task.cancel()
+            await asyncio.wait([task])
+        waits = asyncio.create_task(ann.channels())
+        await asyncio.sleep(0.01)
+        thinks.answer.set()
+        assert await waits == ["!c@localhost"]
+        assert ann._dialogue is before
+
+
+async def test_a_history_that_was_given_up_is_not_heard_as_news(tmp_path: Path) -> None:
+    async with serving(tmp_path) as server, await enter(server, "ann") as ann, await enter(server, "bob") as bob:
+        await ann.join("c")
+        await ann.configure("c", persist=True)
+        await bob.join("c")
+        await bob.broadcast_many("c", [b"old"] * 50)
+        assert await heard(ann, 50) == [(seq, b"old") for seq in range(1, 51)]
+        ann.seen["!c@localhost"] = 40  # as far as it has heard, when the others are on their way
+        asking = asyncio.create_task(ann.history("c"))
+        assert ann._dialogue is not None
+        while not ann._dialogue._history:
+            await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.wait([asking])
+        await ann.channels()  # what was asked before it has been answered
+        await bob.broadcast("c", b"new")
+        assert await heard(ann, 1) == [(51, b"new")]
+
+
+async def test_histories_that_wait_for_their_turn_are_not_mixed_up(tmp_path: Path) -> None:
+    async with serving(tmp_path, limits={"max_inflight_requests": 2}) as server, await enter(server, "ann") as ann:
+        for name in ("a", "b"):
+            await ann.join(name)
+            await ann.configure(name, persist=True)
+            await ann.broadcast_many(name, [name.encode()] * 5)
+        found = await asyncio.gather(*(ann.history(name) for _ in range(10) for name in ("a", "b")))
+    wanted = [[name.encode()] * 5 for _ in range(10) for name in ("a", "b")]
+    assert [[message.payload for message in one] for one in found] == wanted
+
+
+async def test_who_only_speaks_is_not_held_up_by_what_it_does_not_take(tmp_path: Path, monkeypatch: Any) -> None:
+    """Without anyone who takes its news a client forgets the oldest, and tells so when somebody does."""
+    monkeypatch.setattr("penstock.channels.wire.client.INBOX", 100)
+    async with (
+        serving(tmp_path, auth=False) as server,
+        await enter(server, "ann") as ann,
+        await enter(server, "bob") as bob,
+    ):
+        await ann.join("c")
+        await bob.join("c")
+        for _ in range(5):
+            await bob.broadcast_many("c", [b"x"] * 50)
+            async with asyncio.timeout(SECONDS):
+                assert await ann.channels() == ["!c@localhost"]
+        first, *rest = await heard(ann, 101)
+        assert first == (1, "to", 150)
+        assert [seq for seq, _ in rest] == list(range(151, 251))
+
+
+async def test_who_stops_taking_news_is_told_why_nothing_is_answered(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("penstock.channels.wire.client.INBOX", 100)
+    async with serving(tmp_path, auth=False) as server, await enter(server, "bob") as bob:
+        ann = await Client.connect("plain://" + server.addresses["channels-plain"], username="ann", timeout=0.5)
+        await ann.join("c")
+        await bob.join("c")
+        await bob.broadcast_many("c", [b"x"] * 50)
+        assert len(await heard(ann, 1)) == 1
+        for _ in range(3):
+            await bob.broadcast_many("c", [b"x"] * 50)
+        while not ann._held_back:
+            await asyncio.sleep(0.001)
+        with pytest.raises(Timeout, match=r"\d+ messages wait to be taken"):
+            await ann.channels()
+        await ann.close()

@@ -74,7 +74,7 @@ def test_a_channel_is_used_from_the_shell_and_survives_a_stop(server: Server, tm
     use(server, "members", "ops", code=1)
     assert use(server, "config", "ops", "--set", "persist=true")[0]["persist"] is True  # and is made by its settings
     use(server, "join", "jobs", "--set", "persist=true", "--set", "type=fifo")
-    for wrong in ("nonsense=3", "persist=maybe", "max_clients=many"):
+    for wrong in ("nonsense=3", "persist=maybe", "max_clients=many", "max_clients=²", "max_clients=" + "9" * 5000):
         use(server, "config", "ops", "--set", wrong, code=2)
     assert use(server, "broadcast", "ops", "pump 7 is on") == [{"seq": 1}]
     assert use(server, "broadcast", "ops", given=b"two\nthree\n") == [{"seq": 2}, {"seq": 3}]
@@ -183,12 +183,17 @@ unheard_of = 5
         (["--sync", "sometimes"], "none, interval or always"),
         (["--config", "level.toml"], "telemetry.logging.level=7"),
         (["--config", "format.toml"], "telemetry.logging.format='xml'"),
+        (["--config", "nobody.toml"], "modulator.type='python': give modulator.class"),
+        (["--config", "folder.toml"], "c2s-server.storage.data_dir=5"),
     ],
 )
 def test_a_wrong_start_is_one_line_and_exit_code_2(args: list[str], said: str, tmp_path: Path) -> None:
     (tmp_path / "level.toml").write_text("[telemetry.logging]\nlevel = 7\n")
     (tmp_path / "format.toml").write_text('[telemetry.logging]\nformat = "xml"\n')
-    command = [*PENSTOCK, "channels", "serve", "--data", str(tmp_path / "data"), "--port", "0", *args]
+    (tmp_path / "nobody.toml").write_text('[modulator]\ntype = "python"\n')
+    (tmp_path / "folder.toml").write_text("[c2s-server.storage]\ndata_dir = 5\n")
+    data = [] if "folder.toml" in args else ["--data", str(tmp_path / "data")]
+    command = [*PENSTOCK, "channels", "serve", *data, "--port", "0", *args]
     done = subprocess.run(command, capture_output=True, timeout=60, check=False, cwd=tmp_path)
     assert done.returncode == 2
     assert said in done.stderr.decode().splitlines()[-1]

@@ -212,6 +212,13 @@ async def test_a_json_web_token_lets_in_its_subject_and_nothing_else_does(tmp_pa
         await server.stop()
 
 
+@pytest.mark.parametrize("secret", [b"", b"\n", b"sesame", b"k" * 31])
+def test_a_secret_that_can_be_guessed_is_refused(secret: bytes, tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(secret)
+    with pytest.raises(OptionsError, match="32 are wanted"):
+        JsonWebTokens(str(tmp_path / "key"))
+
+
 async def test_a_schema_refuses_payloads_that_do_not_fit(tmp_path: Path) -> None:
     (tmp_path / "schemas").mkdir()
     (tmp_path / "schemas" / "ops.east.json").write_text('{"type": "object", "required": ["value"]}')

@@ -122,3 +122,13 @@ async def test_a_tap_that_cannot_write_loses_nothing_of_the_channel(tmp_path: Pa
             while LOST.value() == before:
                 await asyncio.sleep(0.01)
     assert LOST.value() == before + 1
+
+
+async def test_a_tap_copies_the_largest_message_that_its_server_takes(tmp_path: Path) -> None:
+    given = options(limits={"max_payload_size": 100_000}, tap={"ops": str(tmp_path / "ops")})
+    server = ChannelServer(tmp_path / "data", given)
+    async with asyncio.timeout(SECONDS), server, await Client.connect(address(server), username="ann") as ann:
+        await ann.join("ops")
+        await ann.broadcast("ops", b"x" * 100_000)
+    with open_log(str(tmp_path / "ops")) as log:
+        assert [len(payload) for payload in log.read(log.first_position, 10).to_payloads()] == [100_000]

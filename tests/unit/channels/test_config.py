@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.channels.wire.config import from_environment, options_of
+from penstock.channels.wire.config import from_environment, modulator_class, options_of, text_of
 from penstock.errors import OptionsError
 
 S2M = "modulator.s2m-client."
@@ -59,7 +59,42 @@ def test_durations_are_written_as_in_the_original(text: Any, seconds: float) -> 
     assert options_of({"c2s-server.request_timeout": text}).wire.request_timeout == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize("text", ["", "s", "10 parsecs", "1s,2s", "-1s", True, "1 s 2"])
+@pytest.mark.parametrize(
+    "text", ["", "s", "10 parsecs", "1s,2s", "-1s", True, "1 s 2", float("nan"), float("inf"), -1.0]
+)
 def test_what_is_no_duration_is_refused_by_name(text: Any) -> None:
     with pytest.raises(OptionsError, match="request_timeout"):
         options_of({"c2s-server.request_timeout": text})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("telemetry.metrics.enabled", "false"), ("telemetry.metrics.port", "x"), ("telemetry.metrics.port", True),
+        ("telemetry.metrics.bind_address", 5), ("channels.tap.ops", 5), ("channels.tap.ops", ""),
+        ("channels.tap.!ops@localhost", "logs/ops"), ("channels.tap.ops.east", "logs/ops"),
+    ],
+)  # fmt: skip
+def test_a_value_that_means_nothing_is_refused_by_name(key: str, value: Any) -> None:
+    with pytest.raises(OptionsError, match=key.removeprefix("channels.tap.").replace(".", r"\.")):
+        options_of({key: value})
+
+
+def test_a_folder_that_is_no_text_is_refused() -> None:
+    with pytest.raises(OptionsError, match="data_dir=5: text"):
+        text_of({"c2s-server.storage.data_dir": 5}, "c2s-server.storage.data_dir")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"modulator.type": "python"}, {"modulator.class": "door:Door"},
+        {"modulator.type": "python", "modulator.class": 5}, {"modulator.type": "python", "modulator.class": ""},
+        {"modulator.type": "s2m", "modulator.class": "door:Door"},
+    ],
+)  # fmt: skip
+def test_a_modulator_that_would_not_be_asked_is_refused(config: dict[str, Any]) -> None:
+    with pytest.raises(OptionsError, match="modulator"):
+        modulator_class(config)
+    assert modulator_class({"modulator.type": "python", "modulator.class": "door:Door"}) == "door:Door"
+    assert modulator_class({}) is None

@@ -14,7 +14,7 @@ from __future__ import annotations
 import base64
 import json
 import os
-from typing import Any
+from typing import Any, Final
 
 from penstock.channels.ids import ChannelId, Nid
 from penstock.disk.plain import read_small
@@ -22,6 +22,9 @@ from penstock.errors import OptionsError
 from penstock.net import CredentialsFile
 
 __all__ = ["PasswordFile", "JsonWebTokens", "JsonSchema"]
+
+SECRET_BYTES: Final = 32
+"""How long a secret is at the least: HS256 is no stronger than it."""
 
 
 class PasswordFile:
@@ -91,6 +94,8 @@ class JsonWebTokens:
                 raise OptionsError(f"{key}: {exc.strerror}") from exc
         # Never both kinds: a public key is known to everyone, and would be everyone's secret.
         public = self._keys is not None or self._key.lstrip().startswith(b"-----BEGIN")
+        if not public and len(self._key) < SECRET_BYTES:
+            raise OptionsError(f"{key}: a secret of {len(self._key)} bytes can be guessed, {SECRET_BYTES} are wanted")
         self._algorithms = ["RS256", "RS512", "PS256", "ES256", "ES384", "EdDSA"] if public else ["HS256", "HS512"]
 
     def authenticate(self, token: str) -> str | None:

@@ -44,6 +44,8 @@ class Layout(msgspec.Struct, frozen=True):
     name: str
     fields: dict[str, Field]
     required: tuple[Field, ...]
+    defaults: dict[str, Any]
+    """What each field is when it was not given."""
     has_payload: bool = False
 
 
@@ -146,7 +148,8 @@ def _layouts() -> dict[str, Layout]:
             fields[label] = Field(label, kind, word.endswith("*"), word.endswith("?"))
         order = CHECKED_OTHERWISE.get(name, "").split() or fields
         required = tuple(fields[label] for label in order if fields[label].required)
-        layouts[name] = Layout(name, fields, required, "length" in fields)
+        defaults = {label: field.default for label, field in fields.items()}
+        layouts[name] = Layout(name, fields, required, defaults, "length" in fields)
     return layouts
 
 

@@ -25,7 +25,8 @@ __all__ = ["Client"]
 _log = logging.getLogger(__name__)
 
 INBOX: Final = 8192
-"""Messages that wait to be taken before the client stops reading: then the server waits, or lets it go."""
+"""Messages that wait to be taken before the client stops reading: then the server waits, or lets it go.  While nobody
+has begun to take any, the oldest are forgotten instead."""
 BACKOFF: Final = (0.05, 5.0)
 PORTS: Final = {"tls": 22_622, "plain": 22_623}
 NO_USE: Final = frozenset({"UNAUTHORIZED", "BAD_REQUEST", "UNEXPECTED_MESSAGE", "UNSUPPORTED_PROTOCOL_VERSION"})
@@ -93,7 +94,8 @@ class Client:
         self._news = asyncio.Event()
         self._closed: str | None = None
         self._again: asyncio.Task[None] | None = None
-        self._held_back = False
+        self._held_back = self._has_listener = False
+        self._forgotten: dict[str, tuple[int, int | None]] = {}  # channel → what nobody took, first and last
         self._returning: dict[str, list[MessageRun | Frame]] = {}  # said on channels that are only being joined again
 
     @classmethod
@@ -249,7 +251,14 @@ class Client:
     # --- What is heard
 
     async def news(self) -> AsyncIterator[News]:
-        """Yield messages, events, direct payloads and gaps as they come, until the client is closed."""
+        """Yield messages, events, direct payloads and gaps as they come, until the client is closed.
+
+        Who has begun goes on taking them: when thousands wait, the client reads nothing more, answers included.
+        """
+        self._has_listener = True
+        while self._forgotten:
+            channel = next(iter(self._forgotten))
+            yield Gap(channel, *self._forgotten.pop(channel))
         while True:
             while self._inbox:
                 item = self._inbox.popleft()
@@ -293,9 +302,33 @@ class Client:
         self._inbox.append(found)
         self._size += len(found.payloads) if isinstance(found, MessageRun) else 1
         self._news.set()
-        if self._size > INBOX and not self._held_back and self._dialogue is not None:
+        if self._size > INBOX and not self._has_listener:
+            self._forget_oldest()
+        elif self._size > INBOX and not self._held_back and self._dialogue is not None:
             self._held_back = True
             self._dialogue.pause()
+
+    def _forget_oldest(self) -> None:
+        """Make room in an inbox that nobody takes anything from."""
+        if not self._forgotten:
+            _log.warning("%s: nobody takes what channels say, and the oldest of it is forgotten", self.address)
+        while self._size > INBOX:
+            item = self._inbox.popleft()
+            self._size -= len(item.payloads) if isinstance(item, MessageRun) else 1
+            last: int | None
+            if isinstance(item, MessageRun):
+                first, last = item.first_seq, item.first_seq + len(item.payloads) - 1
+            elif isinstance(item, Heard):
+                first = last = item.seq
+            elif isinstance(item, Gap):
+                first, last = item.first_seq, item.last_seq
+            else:
+                continue
+            before = self._forgotten.get(item.channel)
+            if before is not None:
+                began_again = last is None or before[1] is None or last < before[1]
+                first, last = min(first, before[0]), None if began_again else last
+            self._forgotten[item.channel] = first, last
 
     def _go_on_reading(self) -> None:
         if self._held_back and self._size < INBOX // 2 and self._dialogue is not None:
@@ -503,7 +536,8 @@ class Client:
             async with asyncio.timeout(self._timeout):
                 yield
         except TimeoutError:
-            raise Timeout(f"{self.address}: no answer to {name} within {self._timeout:g} s") from None
+            why = f": {self._size} messages wait to be taken, see news()" if self._held_back else ""
+            raise Timeout(f"{self.address}: no answer to {name} within {self._timeout:g} s{why}") from None
 
     async def _pages(self, name: str, field: str, size: int, **fields: Any) -> list[str]:
         found: list[str] = []

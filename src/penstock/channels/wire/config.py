@@ -8,6 +8,7 @@ between tables and keys, upper case, ``_`` for ``-``.
 from __future__ import annotations
 
 import logging
+import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -19,7 +20,7 @@ from penstock.channels.wire.settings import WireSettings
 from penstock.disk.plain import parse_toml, read_small
 from penstock.errors import OptionsError
 
-__all__ = ["load_config", "options_of", "from_environment"]
+__all__ = ["load_config", "options_of", "from_environment", "modulator_class", "text_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -162,9 +163,37 @@ def options_of(config: Mapping[str, Any], **more: Any) -> ChannelServerOptions:
     if taps:
         given["tap"] = taps
     metrics = {key.rpartition(".")[2]: value for key, value in config.items() if key.startswith("telemetry.metrics.")}
-    if metrics and metrics.get("enabled", True):
-        given["metrics_address"] = f"{metrics.get('bind_address', '127.0.0.1')}:{metrics.get('port', METRICS_PORT)}"
+    if metrics and _typed(config, "telemetry.metrics.enabled", bool, True):
+        host = text_of(config, "telemetry.metrics.bind_address") or "127.0.0.1"
+        given["metrics_address"] = f"{host}:{_typed(config, 'telemetry.metrics.port', int, METRICS_PORT)}"
     return ChannelServerOptions(**{**given, **more})
+
+
+def modulator_class(config: Mapping[str, Any]) -> str | None:
+    """Return the class that ``[modulator] type = "python"`` names, None where it names none.
+
+    One that is named and would not be asked is refused: its server would let everybody in.
+
+    >>> modulator_class({"modulator.type": "python"})
+    Traceback (most recent call last):
+    penstock.errors.OptionsError: modulator.type='python': give modulator.class as well, as module:Class
+    """
+    named, kind = text_of(config, "modulator.class"), config.get("modulator.type", "")
+    if kind == "python" and not named:
+        raise OptionsError("modulator.type='python': give modulator.class as well, as module:Class")
+    if named and kind != "python":
+        raise OptionsError(f"modulator.class={named!r}: give modulator.type='python' as well")
+    return named
+
+
+def text_of(config: Mapping[str, Any], key: str) -> str | None:
+    """Return the text of a key, None where it is not set.
+
+    >>> text_of({"c2s-server.storage.data_dir": "data"}, "c2s-server.storage.data_dir")
+    'data'
+    """
+    found: str | None = _typed(config, key, str, None)
+    return found
 
 
 def _known() -> frozenset[str]:
@@ -196,8 +225,17 @@ def _taken(config: Mapping[str, Any], names: Mapping[str, str], kind: Any) -> di
     return found
 
 
+def _typed(config: Mapping[str, Any], key: str, kind: type, default: Any) -> Any:
+    """Return the value of a key that is not a field of a struct."""
+    value = config.get(key, default)
+    if value is not default and type(value) is not kind:
+        wanted = {str: "text", int: "a whole number", bool: "true or false"}[kind]
+        raise OptionsError(f"{key}={value!r}: {wanted} is wanted")
+    return value
+
+
 def _seconds(key: str, value: Any) -> float:
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
         return float(value)
     total, at = 0.0, 0
     text = str(value).rstrip()

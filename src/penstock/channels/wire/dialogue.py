@@ -6,6 +6,7 @@ Sans-IO but for the futures that requests wait on: ``received`` cuts a read, ``o
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -36,6 +37,7 @@ class Dialogue:
         self._runs: dict[int, tuple[asyncio.Future[list[int]], list[int], int]] = {}  # last id → future, numbers, size
         self._run_of: dict[int, int] = {}  # id → last id of its run
         self._history: dict[str, list[Frame]] = {}
+        self._history_names = itertools.count(1)
         self._handshake: asyncio.Future[Frame] | None = None
         self._next_id = 1
         self._slots = asyncio.Semaphore(100)
@@ -133,23 +135,35 @@ class Dialogue:
         return await self._handshake
 
     async def ask(self, name: str, payload: bytes | None = None, **fields: Any) -> Frame:
-        """Ask one thing and return the answer; Refused if the rules say no."""
-        async with self._slots:
+        """Ask one thing and return the answer; Refused if the rules say no.
+
+        Who is cancelled asks no more, but its slot is free only when the answer comes: the other side counts as well,
+        and ends a connection that has too much under way.
+        """
+        slots = self._slots
+        await slots.acquire()
+        try:
             await self._writable.wait()
             self._check()
             number = self._number()
             data = self._encoded(name, {"id": number, **fields}, payload)
-            future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
-            self._waiting[number] = future
-            try:
-                self._connection.write(data)
-                return await future
-            finally:
-                self._waiting.pop(number, None)
+            self._connection.write(data)
+        except BaseException:
+            slots.release()
+            raise
+        future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+
+        def answered(_: object) -> None:
+            del self._waiting[number]
+            slots.release()
+
+        self._waiting[number] = future
+        future.add_done_callback(answered)
+        return await asyncio.shield(future)
 
     async def history(self, channel: str, from_seq: int, limit: int) -> list[Frame]:
         """Ask for stored messages."""
-        name = f"h{self._next_id}"
+        name = f"h{next(self._history_names)}"
         self._history[name] = []
         try:
             await self.ask("HISTORY", channel=channel, from_seq=from_seq, history_id=name, limit=limit)
@@ -158,29 +172,33 @@ class Dialogue:
             del self._history[name]
 
     async def broadcast_run(self, channel: str, payloads: tuple[bytes, ...], qos: int) -> list[int]:
-        """Send broadcasts in one write and return their numbers."""
-        taken = 0
+        """Send broadcasts in one write and return their numbers; their slots are free when they are answered."""
+        slots, taken = self._slots, 0
         try:
             async with self._run_turn:
                 for _ in payloads:
-                    await self._slots.acquire()
+                    await slots.acquire()
                     taken += 1
             await self._writable.wait()
             self._check()
             ids, data = self._encoded_run(channel, payloads, qos)
-            future: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
-            self._runs[ids[-1]] = future, [], len(ids)
-            self._run_of.update(dict.fromkeys(ids, ids[-1]))
             self._connection.write(data)
-            try:
-                return await future
-            finally:
-                self._runs.pop(ids[-1], None)
-                for number in ids:
-                    self._run_of.pop(number, None)
-        finally:
+        except BaseException:
             for _ in range(taken):
-                self._slots.release()
+                slots.release()
+            raise
+        future: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
+
+        def answered(_: object) -> None:
+            del self._runs[ids[-1]]
+            for number in ids:
+                del self._run_of[number]
+                slots.release()
+
+        self._runs[ids[-1]] = future, [], len(ids)
+        self._run_of.update(dict.fromkeys(ids, ids[-1]))
+        future.add_done_callback(answered)
+        return await asyncio.shield(future)
 
     def _encoded_run(self, channel: str, payloads: tuple[bytes, ...], qos: int) -> tuple[range, bytes]:
         """Return the ids of broadcasts, in a row, and their bytes."""
@@ -228,11 +246,11 @@ class Dialogue:
         elif name == "ERROR":
             self._error(frame)
         elif name == "MESSAGE":
-            held = self._history.get(frame.fields["history_id"] or "")
-            if held is not None:
-                held.append(frame)
-            else:
+            asked = frame.fields["history_id"]
+            if asked is None:
                 self._hear(frame)
+            elif asked in self._history:  # or whoever asked has given up: it is no news
+                self._history[asked].append(frame)
         elif name in ("EVENT", "MOD_DIRECT"):
             self._hear(frame)
         elif name == "BROADCAST_ACK":

@@ -76,20 +76,18 @@ def decode_line(line: bytes) -> Frame:
     layout = CATALOGUE.get(name.decode("ascii", "replace"))
     if layout is None:
         raise BadLine("unknown message")
-    known = layout.fields
-    given: dict[str, Any] = {}
+    known, fields = layout.fields, layout.defaults.copy()
     for label, value in pairs:
         field = known.get(label.decode())
         if field is None:
             continue
         typed = _typed(field, value)
-        if field.kind == "list":
-            given.setdefault(field.name, []).append(typed)
+        if field.kind == "list" and fields[field.name]:
+            fields[field.name].append(typed)
         else:
-            given[field.name] = typed
+            fields[field.name] = [typed] if field.kind == "list" else typed
     if not whole:
         raise BadLine(MALFORMED)
-    fields = {label: given.get(label, field.default) for label, field in known.items()}
     _check(layout, fields)
     return Frame(layout.name, fields)
 
@@ -111,6 +109,10 @@ def _typed(field: Field, value: bytes) -> Any:
 
 
 def _number(text: str, limit: int) -> int:
+    if len(text) < 20 and text.isascii() and text.isdecimal():  # the common case, in one go
+        if (total := int(text)) > limit:
+            raise BadLine("number too large to fit in target type")
+        return total
     digits = text.removeprefix("+")
     if not digits:
         raise BadLine("invalid digit found in string")

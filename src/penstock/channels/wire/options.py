@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from penstock.channels.ids import is_domain
+from penstock.channels.ids import is_domain, is_handler
 from penstock.channels.model import Limits
 from penstock.channels.wire.settings import WireSettings
 from penstock.errors import OptionsError
@@ -96,5 +96,10 @@ class ChannelServerOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise OptionsError("cert_file and key_file go together")
         if self.domain != "localhost" and not self.cert_file and self.port is not None:
             raise OptionsError(f"domain={self.domain!r}: give cert_file and key_file, or plain_port alone")
+        for handler, path in self.tap.items():
+            if handler != "*" and not is_handler(handler):
+                raise OptionsError(f"tap {handler!r}: no channel has this name; write ops/east, or * for all")
+            if not isinstance(path, str) or not path:
+                raise OptionsError(f"tap {handler!r}: {path!r} is no path of a log")
         if self.port is None and self.plain_port is None and self.socket_path is None:
             raise OptionsError("a server listens somewhere: give port, plain_port or socket_path")

@@ -107,7 +107,7 @@ class ChannelServer:
                 if self.moderation is not None and self.moderation.has("on_event"):
                     self.manager.event_gate = self.moderation.tell
                 for handler, path in self.options.tap.items():
-                    tap = ChannelTap(handler, path)
+                    tap = ChannelTap(handler, path, limits.max_payload_size)
                     await tap.open()
                     self._taps.append(tap)
                     self.manager.listen(tap)

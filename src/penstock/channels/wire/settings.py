@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from penstock.channels.model import Limits
@@ -55,7 +57,7 @@ class WireSettings(msgspec.Struct, frozen=True, kw_only=True):
         if self.rate_limit < 0 or self.max_inflight_requests < 0:
             raise OptionsError("rate_limit and max_inflight_requests must not be negative")
         for field in self.__struct_fields__:
-            if isinstance(getattr(self, field), float) and getattr(self, field) <= 0:
+            if isinstance(getattr(self, field), float) and not 0 < getattr(self, field) < math.inf:
                 raise OptionsError(f"{field}={getattr(self, field)}: must be positive")
         if self.min_keep_alive_interval > self.keep_alive_interval:
             interval = self.min_keep_alive_interval

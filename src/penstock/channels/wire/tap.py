@@ -37,8 +37,9 @@ class ChannelTap:
     'ops/east'
     """
 
-    def __init__(self, handler: str, path: str) -> None:
-        self.handler, self.path = handler, path
+    def __init__(self, handler: str, path: str, max_payload_bytes: int = 65_536) -> None:
+        """``max_payload_bytes``: what the server takes, and a message log of the tap's as well."""
+        self.handler, self.path, self._max_payload_bytes = handler, path, max_payload_bytes
         self._waiting: deque[c.Messages] = deque()
         self._size = 0
         self._writing: LogWriter | None = None
@@ -46,7 +47,7 @@ class ChannelTap:
 
     async def open(self) -> None:
         """Open the log; made if it is not there."""
-        self._writing = await in_disk_thread(_open, self.path)
+        self._writing = await in_disk_thread(_open, self.path, self._max_payload_bytes)
 
     def __call__(self, event: c.Delivery) -> None:
         """Take what a channel says."""
@@ -65,27 +66,34 @@ class ChannelTap:
         try:
             while self._waiting:
                 runs, self._waiting, self._size = list(self._waiting), deque(), 0
-                try:
-                    await in_disk_thread(self._append, runs)
-                except Exception as exc:  # noqa: BLE001 - a tap never stops a channel
-                    count = sum(map(len, runs))
-                    LOST.add(count)
-                    _log.warning("tap %s: %d messages were not copied: %s", self.path, count, exc)
+                await in_disk_thread(self._append, runs)
         finally:
             self._task = None
 
     def _append(self, runs: list[c.Messages]) -> None:
+        """Write what has come; a run that cannot be written stops neither the channel nor the runs behind it."""
+        lost, why = 0, None
+        for run in runs:
+            try:
+                self._append_run(run)
+            except Exception as exc:  # noqa: BLE001
+                lost, why = lost + len(run), exc
+            else:
+                COPIED.add(len(run))
+        if lost:
+            LOST.add(lost)
+            _log.warning("tap %s: %d messages were not copied: %s", self.path, lost, why)
+
+    def _append_run(self, run: c.Messages) -> None:
         log = self._writing
         assert log is not None
-        for run in runs:
-            payloads, time_ns = list(run.payloads), run.timestamp * 1_000_000
-            if isinstance(log, MessageLog):
-                log.append_many(payloads, sender=str(run.sender), timestamp_ns=time_ns)
-            elif isinstance(log, FileChannel):
-                log.append_many(payloads)
-            else:
-                log.append_many(payloads, timestamp_ns=time_ns)
-            COPIED.add(len(run))
+        payloads, time_ns = list(run.payloads), run.timestamp * 1_000_000
+        if isinstance(log, MessageLog):
+            log.append_many(payloads, sender=str(run.sender), timestamp_ns=time_ns)
+        elif isinstance(log, FileChannel):
+            log.append_many(payloads)
+        else:
+            log.append_many(payloads, timestamp_ns=time_ns)
 
     async def close(self) -> None:
         """Write what waits and let go of the log."""
@@ -96,7 +104,7 @@ class ChannelTap:
             self._writing = None
 
 
-def _open(given: str) -> LogWriter:
+def _open(given: str, max_payload_bytes: int) -> LogWriter:
     """Open the log that a tap names, whatever its format; made if it is not there."""
     wanted, colon, path = given.partition(":")
     if not colon or wanted not in FORMATS:
@@ -107,4 +115,6 @@ def _open(given: str) -> LogWriter:
         found = wanted or "messagelog"
     if wanted and found != wanted:
         raise OptionsError(f"tap {given}: what is there is a log of format {found}")
-    return MessageLog.open(path, MessageLogOptions()) if found == "messagelog" else open_writer(path, format=found)
+    if found == "messagelog":
+        return MessageLog.open(path, MessageLogOptions(max_payload_bytes=max_payload_bytes))
+    return open_writer(path, format=found)

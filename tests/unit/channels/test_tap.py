@@ -1,0 +1,35 @@
+"""Promise: a message that a tap cannot copy takes no other along."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from penstock.channels import commands as c
+from penstock.channels.ids import ChannelId, Nid
+from penstock.channels.wire.tap import COPIED, LOST, ChannelTap
+from penstock.log.detect import open_log
+
+
+def run(seq: int, *payloads: bytes) -> c.Messages:
+    return c.Messages(ChannelId("ops", "localhost"), Nid("ann", "localhost"), seq, 1767225600000, payloads)
+
+
+async def test_a_message_that_cannot_be_copied_takes_no_other_along(tmp_path: Path) -> None:
+    copied, lost = COPIED.value(), LOST.value()
+    tap = ChannelTap("ops", str(tmp_path / "ops"), max_payload_bytes=10)
+    await tap.open()
+    for heard in (run(1, b"one", b"two"), run(3, b"far too large for it"), run(4, b"four")):
+        tap(heard)  # all in one turn of the loop: they are written together
+    await tap.close()
+    with open_log(str(tmp_path / "ops")) as log:
+        assert log.read(log.first_position, 10).to_payloads() == [b"one", b"two", b"four"]
+    assert (COPIED.value() - copied, LOST.value() - lost) == (3, 1)
+
+
+async def test_a_tap_takes_what_its_server_takes(tmp_path: Path) -> None:
+    tap = ChannelTap("*", str(tmp_path / "all"), max_payload_bytes=100_000)
+    await tap.open()
+    tap(run(1, b"x" * 100_000))
+    await tap.close()
+    with open_log(str(tmp_path / "all")) as log:
+        assert [len(payload) for payload in log.read(log.first_position, 10).to_payloads()] == [100_000]
