@@ -37,7 +37,7 @@ def test_nothing_a_store_and_an_unknown_folder_are_refused(tmp_path: Path) -> No
         detect(str(tmp_path / "empty"))
     (tmp_path / "file").write_bytes(b"")
     for read in (detect, open_log):
-        with pytest.raises(NotFoundError, match="there is nothing here: .*file is a file"):
+        with pytest.raises(NotFoundError, match=r"there is nothing here: .*file is a file"):
             read(str(tmp_path / "file" / "ticks"))
 
 
