@@ -10,6 +10,7 @@ from typing import Any
 import duckdb
 import polars as pl
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
@@ -18,7 +19,7 @@ from penstock.log.filechannel import FileChannel
 from penstock.log.xchannel import Writer
 from penstock.spark.lake import Compaction, commit_files, join_small_files
 from penstock.spark.lake.reading import files_of
-from penstock.spark.lake.skipping import files_that_may_match
+from penstock.spark.lake.skipping import conditions_in, files_that_may_match
 from penstock.spark.lake.table import data_files, schema_of
 from penstock.spark.pipelines.compact import compact
 from penstock.spark.source import export as exporting
@@ -184,6 +185,42 @@ def test_statistics_tell_which_files_need_not_be_opened(tmp_path: Path) -> None:
     assert count(("n", "=", "text")) == 5
     with pytest.raises(OptionsError, match="use one of"):
         count(("n", "like", "x"))
+
+
+def test_a_file_is_left_out_only_where_spark_would_find_nothing_in_it(tmp_path: Path) -> None:
+    table, nan = str(tmp_path / "t"), float("nan")
+    for number, values in enumerate(([1.0, nan], [3.0, 4.0], [nan, nan])):
+        rows = pa.table({"x": values, "note": [f"n{number}", "say and n = 9 and stop"], "n": [number, number]})
+        write_deltalake(table, rows, mode="append")
+    files = files_of(DeltaTable(table), table)
+
+    def count(*where: Any) -> int:
+        return len(files_that_may_match(files, where))
+
+    # To Spark NaN is itself and larger than any other number; statistics know nothing of it.
+    assert (count(("x", ">", 5.0)), count(("x", ">=", 5)), count(("x", "=", nan))) == (3, 3, 3)
+    assert (count(("x", "<", nan)), count(("x", "<=", nan)), count(("x", ">=", nan))) == (3, 3, 3)
+    assert count(("x", "<", 2.0)) == 2  # of the file of nothing but NaN the statistics say nothing
+    for sql in (
+        "note = 'say and n = 9 and stop'",
+        'note = "say and n = 9 and stop"',
+        r"note = 'it\'s and n = 9 and it\'s'",
+        "n = 1 /* and n = 9 and n = 8 */",
+        "n = 1 -- and n = 9",
+    ):
+        assert count(*conditions_in(sql)) == 3, sql
+    assert conditions_in("n = 1 and note = 'it'") == [("n", "=", 1), ("note", "=", "it")]
+
+
+def test_many_small_files_become_one_of_few_row_groups(tmp_path: Path) -> None:
+    table = tmp_path / "t"
+    for number in range(20):
+        write_deltalake(str(table), pa.table({"n": list(range(10 * number, 10 * number + 10))}), mode="append")
+    done = join_small_files(str(table), Compaction(target_bytes=1 << 20))
+    assert (done.files, done.into) == (20, 1)
+    (file,) = files_of(DeltaTable(str(table)), str(table))
+    assert pq.read_metadata(file.path).num_row_groups == 1
+    assert sorted(pl.read_delta(str(table))["n"]) == list(range(200))
 
 
 def test_a_vacuum_of_less_than_a_week_is_refused_unless_it_is_insisted_on(tmp_path: Path) -> None:

@@ -96,6 +96,9 @@ def test_a_misspelt_column_is_refused_and_not_null(folder: str) -> None:
 
 
 def test_a_schema_with_a_wrong_type_is_refused(folder: str) -> None:
+    for read in (PenstockSource({"path": folder}).reader, PenstockSource({"path": folder}).streamReader):
+        with pytest.raises(OptionsError, match="a schema without a column"):
+            read(T.StructType())  # Spark would count no rows at all
     with pytest.raises(OptionsError, match="payload is binary, not string"):
         PenstockSource({"path": folder}).reader(struct("payload string"))
     with pytest.raises(OptionsError, match="not a type that a log has"):

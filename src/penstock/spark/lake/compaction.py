@@ -25,7 +25,7 @@ from penstock.errors import OptionsError
 from penstock.spark.lake.opening import open_table
 from penstock.spark.lake.reading import files_of
 from penstock.spark.lake.skipping import TableFile
-from penstock.spark.source.export import delta_stats, parquet_writer
+from penstock.spark.source.export import ROW_GROUP_BYTES, delta_stats, parquet_writer
 from penstock.spark.source.options import local_path
 
 if TYPE_CHECKING:
@@ -168,10 +168,16 @@ def _join(group: Sequence[TableFile], schema: pa.Schema) -> tuple[str, int, str]
     try:
         with open(temporary, "xb") as sink:
             with parquet_writer(sink, schema) as writer:
+                held: list[pa.Table] = []
                 for file in group:
                     with pq.ParquetFile(file.path, coerce_int96_timestamp_unit="us") as source:
                         for index in range(source.num_row_groups):
-                            writer.write_table(_fit(source.read_row_group(index), schema))
+                            held.append(_fit(source.read_row_group(index), schema))
+                            if sum(rows.nbytes for rows in held) >= ROW_GROUP_BYTES:
+                                writer.write_table(pa.concat_tables(held))
+                                held = []
+                if held:
+                    writer.write_table(pa.concat_tables(held))
             sink.flush()
             os.fsync(sink.fileno())
         os.rename(temporary, path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -16,7 +17,8 @@ __all__ = ["Condition", "TableFile", "conditions_in", "files_that_may_match"]
 OPERATORS: Final = ("=", "<", "<=", ">", ">=")
 MILLISECOND: Final = dt.timedelta(milliseconds=1)
 SIMPLE: Final = re.compile(r"\s*`?(\w+)`?\s*(<=|>=|=|<|>)\s*(-?\d+|'[^'\\]*')\s*")
-BEYOND: Final = re.compile(r"[()]|\b(or|not|between|case|in|like)\b", re.IGNORECASE)
+BEYOND: Final = re.compile(r"[()\\]|--|/\*|\b(or|not|between|case|in|like)\b", re.IGNORECASE)
+QUOTES: Final = ("'", '"', "`")
 
 Condition = tuple[str, str, Any]
 """A column, one of = < <= > >=, and a value; all of several hold."""
@@ -60,10 +62,11 @@ def conditions_in(sql: str) -> list[Condition]:
     >>> conditions_in("kind = 3 AND channel = 'site/a'")
     [('kind', '=', 3), ('channel', '=', 'site/a')]
     """
-    if BEYOND.search(sql):
+    parts = re.split(r"\band\b", sql, flags=re.IGNORECASE)
+    if BEYOND.search(sql) or any(part.count(quote) % 2 for part in parts for quote in QUOTES):  # an "and" in a text
         return []
     found: list[Condition] = []
-    for part in re.split(r"\band\b", sql, flags=re.IGNORECASE):
+    for part in parts:
         match = SIMPLE.fullmatch(part)
         if match is not None:
             text = match[3]
@@ -86,6 +89,10 @@ def _may_match(file: TableFile, column: str, operator: str, value: Any) -> bool:
 
 
 def _holds(low: Any, high: Any, operator: str, value: Any) -> bool:
+    if _is_nan(value) or _is_nan(low):
+        return True
+    if isinstance(high, float) and operator in (">", ">="):
+        return True  # to Spark NaN is larger than any number, and statistics leave it out
     try:
         match operator:
             case "=":
@@ -99,6 +106,10 @@ def _holds(low: Any, high: Any, operator: str, value: Any) -> bool:
     except TypeError:  # another type: whoever reads says what is wrong with it, or casts it
         return True
     return bool(high >= value)
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
 
 
 def file_of(path: str, row: Mapping[str, Any]) -> TableFile:

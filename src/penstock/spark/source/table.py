@@ -87,6 +87,7 @@ class PenstockSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the batch reader."""
+        check_schema(schema)
         given = with_kept_options(self.options, schema)
         options = SourceOptions.of(given)
         table = table_of(options)
@@ -100,6 +101,7 @@ class PenstockSource(DataSource):
         """Return the stream reader."""
         from penstock.spark.source.stream import LogStreamReader
 
+        check_schema(schema)
         given = with_kept_options(self.options, schema)
         options = SourceOptions.of(given)
         table = table_of(options)
@@ -223,6 +225,12 @@ def read_partition(
         filters=options.filters,
         fail_on_data_loss=options.fail_on_data_loss,
     )
+
+
+def check_schema(schema: StructType) -> None:
+    """Refuse a schema of nothing: Spark would count no rows, whatever there is."""
+    if not schema.fields:
+        raise OptionsError("a schema without a column: name one, or leave the schema out")
 
 
 def wanted_columns(schema: StructType, options: SourceOptions) -> tuple[Column, ...]:
