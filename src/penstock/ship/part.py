@@ -16,7 +16,7 @@ from typing import Any
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.disk import ObjectOptions, ObjectStore, in_waiting_thread, object_store_for
-from penstock.errors import NotFoundError, PenstockError, RetryError
+from penstock.errors import NotFoundError, RetryError
 from penstock.lifecycle import Health, State
 from penstock.ship.roll import is_due, roll_quiet
 from penstock.ship.shipper import ShipOptions, Shipper, ShipStatus
@@ -169,7 +169,7 @@ class ShipPart:
                     if self._stop.is_set():
                         return
                     await self._sleep(self._look_seconds)
-        except PenstockError as exc:
+        except Exception as exc:  # noqa: BLE001 - whatever it is, it ships nothing more, and that must be seen
             self._error = exc
             self._state, self._reason = State.FAILED, str(exc)
         finally:
