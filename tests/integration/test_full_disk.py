@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from penstock.artifact import export_store
 from penstock.disk import object_store_for
 from penstock.errors import PenstockError, ReadOnlyError
 from penstock.log.detect import open_log
@@ -133,3 +134,19 @@ def test_reading_a_shipped_log_without_room_for_what_is_fetched_is_refused(devic
     assert done.returncode == 1, done.stderr
     assert b"No space left on device" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("kind", [AppendLogStore, RocksStore, LmdbStore])
+def test_an_export_to_a_full_device_names_it_and_leaves_nothing(kind: Any, device: Path, tmp_path: Path) -> None:
+    with kind.open(tmp_path / "fold") as store:
+        for number in range(20):
+            updates = [KvUpdate.put(f"{number}.{at}", os.urandom(900), 1) for at in range(100)]
+            store.apply(updates, WatchCursor.of(number + 1))
+        fill(device)
+        with pytest.raises(OSError, match="No space left") as raised:
+            export_store(store, device / "artifact")
+        assert str(raised.value.filename).startswith(str(device))
+        assert os.listdir(device) == ["ballast"]
+        store.apply([KvUpdate.put("a", b"1", 21)], WatchCursor.of(21))  # the store itself has room
+        (device / "ballast").unlink()
+        assert export_store(store, device / "artifact").cursor == WatchCursor.of(21)

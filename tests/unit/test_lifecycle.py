@@ -28,7 +28,7 @@ from penstock.ship import ShipPart
 STEPS = {name for name, _ in inspect.getmembers(Part, inspect.isfunction) if not name.startswith("_")}
 OTHERS = {
     "Node", "Supervisor",  # they run parts
-    "Attached",  # the parts of one broker, which is a part
+    "Attached", "Kept",  # the parts of one broker, which is a part
     "Client",  # a connection of the caller's
 }  # fmt: skip
 
@@ -120,7 +120,7 @@ def export(folder: Path) -> Part:
     ("make", "where"),
     [
         (ship, "penstock.ship.part.ShipPart._roll_here"),
-        (export, "penstock.artifact.part.ExportPart._round"),
+        (export, "penstock.artifact.part.ExportPart._run"),
         (feed, "penstock.mqtt.feed.Feed.step"),
         (mirror, "penstock.mqtt.mirror.Mirror._bucket"),
         (mirror, "penstock.mqtt.mirror.Mirror._work"),

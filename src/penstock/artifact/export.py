@@ -9,6 +9,7 @@ What must stay true:
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import Final
 
@@ -53,7 +54,10 @@ def export_store(
     with staged(destination, "artifact") as stage:
         made = stage + "/artifact"
         count = store.count()
-        cursor = store.write_data(made)
+        try:
+            cursor = store.write_data(made)
+        except OSError as exc:  # an engine names the store, which may be on a device with room
+            raise OSError(exc.errno or errno.EIO, exc.strerror or str(exc), destination) from exc
         fail_point("artifact.export.written")
         found, entries, files = _checked(store.backend, made)
         if found != cursor:

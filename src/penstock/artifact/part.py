@@ -17,7 +17,7 @@ from penstock.artifact.lease import ExportLease
 from penstock.artifact.round import GRACE_TTLS, Between, RoundReport, exporter_of, run_export_round
 from penstock.artifact.transport import Transport, transport_for
 from penstock.disk import ObjectOptions, in_disk_thread
-from penstock.errors import OptionsError, PenstockError
+from penstock.errors import OptionsError
 from penstock.kv import KvConnection
 from penstock.lifecycle import Health, Life, State
 
@@ -113,7 +113,7 @@ class ExportPart:
                     pause = min(RETRY_SECONDS, self._every)
                 elif life.state is State.DEGRADED:
                     life.state, life.reason = State.READY, ""
-            except (PenstockError, OSError) as exc:
+            except Exception as exc:  # noqa: BLE001 - whatever it is, the next round may go well
                 logger.warning("%s: %s; it is tried again", self.name, exc)
                 life.state, life.reason = State.DEGRADED, str(exc)
                 pause = min(RETRY_SECONDS, self._every)

@@ -270,7 +270,9 @@ def prune(
     from penstock.artifact.here import split_artifact
 
     place, key = split_artifact(url)
-    gone = transport_for(place).prune(key, grace)
+    transport = transport_for(place)
+    _published(transport, key, url)
+    gone = transport.prune(key, grace)
     if json:
         emit_json({"url": url, "removed": gone})
     else:

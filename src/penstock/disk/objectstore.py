@@ -48,8 +48,11 @@ ENDPOINTS: Final = {
 }
 """Which variables give the address of a store, by the scheme of its URL; the first that is set is taken."""
 
+ADDRESS: Final = re.compile(r"https?://[^\s/?#]+\S*", re.IGNORECASE)
 USER: Final = re.compile(r"(\w://)[^/\s@]*@")
 QUERY: Final = re.compile(r"(\w://[^\s?]*)\?[^\s)]*")
+NO_BUCKET: Final = ("NoSuchBucket", "ContainerNotFound", "The specified bucket does not exist")
+"""How stores say that a bucket is missing, where the library has no class for it: when it is listed."""
 METADATA: Final = "169.254.169.254"
 """Where the library asks when the environment has no credentials."""
 CREDENTIALS: Final = {
@@ -275,8 +278,11 @@ class Obstore:
     def put(self, key: str, data: bytes | Iterable[Any]) -> None:
         """Write an object."""
         part, at_once = self.options.part_bytes, self.options.parts_at_once
-        with self._asking(key):
-            self._store.put(self._prefix + key, data, chunk_size=part, max_concurrency=at_once)
+        try:
+            with self._asking(key):
+                self._store.put(self._prefix + key, data, chunk_size=part, max_concurrency=at_once)
+        except FileNotFoundError:
+            raise NotFoundError(f"{self.url}: there is no such bucket: nothing can be put there") from None
 
     def create(self, key: str, data: bytes) -> Tag:
         """Write an object that is not there."""
@@ -332,6 +338,10 @@ class Obstore:
             raise OptionsError(f"{where}: {_line(exc)}") from None
         except Exception as exc:  # noqa: BLE001 - the library's classes are sorted below
             raise _sorted(exc, where) from None
+        except BaseException as exc:
+            if type(exc).__name__ != "PanicException":
+                raise
+            raise UnsupportedError(f"{where}: the library for object stores panicked: {_line(exc)}") from None
 
 
 def _sorted(exc: Exception, where: str) -> Exception:
@@ -347,13 +357,15 @@ def _sorted(exc: Exception, where: str) -> Exception:
         return UnsupportedError(f"{where}: {_line(exc)}")
     if isinstance(exc, (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)):
         return OptionsError(f"{where}: access denied: {_line(exc)}")
+    if any(said in str(exc) for said in NO_BUCKET):
+        return OptionsError(f"{where}: there is no such bucket")  # and not "nothing is there": that may be waited for
     if METADATA in str(exc):
         named = next((names for scheme, names in CREDENTIALS.items() if where.startswith(scheme)), "credentials")
         return RetryError(f"{where}: no credentials: {named} not set, and this machine's metadata service gave none")
     return RetryError(f"{where}: {_line(exc)}")
 
 
-def _line(exc: Exception) -> str:
+def _line(exc: BaseException) -> str:
     """Return what an error of the library says, in one line without what an address may carry besides: users, keys."""
     text = (str(exc).strip().splitlines() or [type(exc).__name__])[0]
     return QUERY.sub(r"\1", USER.sub(r"\1", text))[:300]
@@ -452,6 +464,7 @@ def make_store(url: str, options: ObjectOptions | None = None) -> Obstore:
 def _connect(root: str, options: ObjectOptions) -> Any:
     from obstore.store import S3Store, from_url
 
+    _check_addresses(root, options.config)
     seconds = dt.timedelta
     client = {
         "timeout": seconds(seconds=options.timeout_seconds),
@@ -490,6 +503,15 @@ def _endpoint(url: str, config: dict[str, Any]) -> str:
             if given:
                 return str(given)
     return ""
+
+
+def _check_addresses(root: str, config: dict[str, Any]) -> None:
+    """Refuse an address that is none: the library takes it and gives up at the first request."""
+    for name in next((names for scheme, names in ENDPOINTS.items() if root.startswith(scheme)), ()):
+        for given in (config.get(name.lower()), os.environ.get(name)):
+            if given is not None and not ADDRESS.fullmatch(str(given)):
+                shown = USER.sub(r"\1", str(given))
+                raise OptionsError(f"{root}: {name}={shown}: the address of a store is http://host or https://host")
 
 
 def _may_use_http(root: str, options: ObjectOptions) -> bool:

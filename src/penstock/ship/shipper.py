@@ -25,7 +25,7 @@ from penstock.disk import ClosingHandle, Disk, ObjectStore, ReadFile, Threads, d
 from penstock.disk.failpoint import fail_point
 from penstock.disk.objectstore import check_conditions
 from penstock.disk.sparse import holes
-from penstock.errors import ClosedError, CorruptionError, OptionsError, ReplacedError
+from penstock.errors import ClosedError, CorruptionError, OptionsError, ReplacedError, RetryError
 from penstock.log.detect import open_log
 from penstock.log.face import LogReader
 from penstock.log.fingerprint import Fingerprint, check_fingerprint, last_fingerprint
@@ -386,7 +386,10 @@ class Shipper(ClosingHandle):
             there = self.store.head(key)
             if there is None or there.size != size:
                 pieces = self._pieces(path, file, size)
-                self.store.put(key, b"".join(pieces) if size <= SMALL_BYTES else pieces)
+                try:
+                    self.store.put(key, b"".join(pieces) if size <= SMALL_BYTES else pieces)
+                except FileNotFoundError as exc:  # not a segment that is gone here
+                    raise RetryError(str(exc)) from exc
                 _bytes.add(size, channel=self.channel)
         return key, size, digest
 

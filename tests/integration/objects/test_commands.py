@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import subprocess
@@ -16,9 +17,10 @@ from typer.testing import CliRunner
 
 from penstock.cli.main import app
 from penstock.disk import object_store_for
-from penstock.errors import NotFoundError, PenstockError
+from penstock.errors import NotFoundError, OptionsError, PenstockError, RetryError
 from penstock.log.envelope import CONTENT, Envelope, encode_envelope
 from penstock.log.messagelog import MessageLog
+from penstock.ship import Shipper
 from penstock.store import AppendLogStore, LmdbStore, RocksStore
 from penstock.testing.s3 import S3Server
 from penstock.types import KvUpdate, WatchCursor
@@ -244,3 +246,43 @@ def test_an_artifact_that_is_not_published_is_said_so_by_its_name(
     done = CliRunner().invoke(app, ["artifact", command[0], f"{place}/none", *command[1:]])
     assert isinstance(done.exception, NotFoundError), done.exception
     assert f"{place}/none: no artifact is published here" in str(done.exception)
+
+
+def test_a_bucket_that_is_not_there_is_said_by_every_command(s3: S3Server, tmp_path: Path) -> None:
+    with MessageLog.open(tmp_path / "log") as log:
+        log.append(b"1")
+    with AppendLogStore.open(tmp_path / "fold.snap") as store:
+        store.apply([KvUpdate.put("a", b"1", 1)], WatchCursor.of(1))
+    place = "s3://no-such-bucket/x"
+    for words in (
+        ["cat", place + "/log"], ["stat", place + "/log"], ["verify", place + "/log"], ["tail", place + "/log"],
+        ["fold", "dump", place + "/fold"], ["ship", "status", place], ["ship", "verify", place],
+        ["ship", "compact", place], ["ship", "run", tmp_path / "log", place, "--once"],
+        ["artifact", "verify", place + "/fold"], ["artifact", "inspect", place + "/fold"],
+        ["artifact", "push", tmp_path / "fold.snap", place + "/fold"],
+    ):  # fmt: skip
+        done = CliRunner().invoke(app, [*map(str, words)])
+        assert isinstance(done.exception, OptionsError), (words, done.exception)
+        assert str(done.exception).startswith("s3://no-such-bucket"), words
+        assert "there is no such bucket" in str(done.exception), words
+
+
+def test_pruning_an_artifact_that_is_not_published_is_an_error(place: str) -> None:
+    done = CliRunner().invoke(app, ["artifact", "prune", place + "/none"])
+    assert isinstance(done.exception, NotFoundError)
+
+
+def test_a_bucket_that_goes_away_is_no_idle_shipper(s3: S3Server, tmp_path: Path) -> None:
+    bucket = f"gone-{uuid.uuid4().hex}"
+    s3.make_bucket(bucket)
+    store = object_store_for(f"s3://{bucket}")
+    with open_writer("messagelog", tmp_path / "log") as writer, Shipper(tmp_path / "log", store) as shipper:
+        store.delete([info.key for info in store.objects()])
+        connection = http.client.HTTPConnection("127.0.0.1", s3.port)
+        connection.request("DELETE", f"/{bucket}")
+        assert connection.getresponse().status == 204
+        for count in (1, 3):  # one after the other, and side by side
+            for turn in range(count):
+                fill("messagelog", writer, turn * 10, 10)
+            with pytest.raises(RetryError, match="no such bucket"):
+                shipper.step()

@@ -73,3 +73,19 @@ def _rank(up: str) -> int:
         return transport_for(up).manifest("routes").rank
     except FileNotFoundError:
         return -1
+
+
+async def test_a_round_that_meets_what_nobody_expected_is_tried_again(tmp_path: Path) -> None:
+    class Odd:
+        rounds = 0
+
+        async def between_flushes(self, call: Any) -> Any:
+            Odd.rounds += 1
+            raise KeyError("nobody expected this")
+
+    part = ExportPart(Odd, str(tmp_path / "up"), "routes", every_seconds=0.02, scratch=tmp_path)
+    await part.start()
+    await until(lambda: Odd.rounds > 2)
+    assert part.health().state is State.DEGRADED
+    assert "nobody expected" in part.health().reason
+    await part.stop()

@@ -128,6 +128,43 @@ async def test_a_round_that_fails_gives_the_lease_back_and_says_why(
     assert report.won
 
 
+@pytest.mark.parametrize(("mine", "theirs"), [(5, 9), (9, 9), (12, 9)])
+@pytest.mark.parametrize("ahead", [1000, -1000])
+async def test_a_lease_that_was_stolen_by_a_clock_costs_a_second_export_and_nothing_else(
+    mine: int, theirs: int, ahead: int, bucket: Any, objects: Obstore, scratch: Path, export: Any
+) -> None:
+    """The one whose clock is ahead steals the lease of the other, who is still exporting and comes later."""
+    transport = Transport(objects, "p", clock=FakeClock(now_ns=2**62))
+    here, there = FakeClock(now_ns=10**18), FakeClock(now_ns=10**18 + ahead * 10**9)
+    second: list[Any] = []
+
+    async def slow(destination: str) -> ExportManifest:
+        other = run_export_round(lease(bucket, "b", there), 300, export(theirs), transport, "k", scratch)
+        second.append(await other)
+        return await export(mine)(destination)  # type: ignore[no-any-return]
+
+    first = await run_export_round(lease(bucket, "a", here), 300, slow, transport, "k", scratch)
+    assert transport.manifest("k").rank == max(mine, theirs if ahead > 0 else 0)
+    transport.download("k", scratch.parent / "got")
+    assert first.outcome is not None
+    assert os.listdir(scratch) == []
+    record = await lease(bucket).current()
+    assert record is not None
+    if ahead < 0:  # by that clock the lease has not ended
+        assert (second[0].won, first.outcome.result, first.completed, record.holder_id) == (
+            False,
+            "published",
+            True,
+            "a",
+        )
+        return
+    assert second[0].won
+    assert second[0].completed
+    assert first.outcome.result == ("superseded" if mine < theirs else "published")
+    assert not first.completed
+    assert (record.holder_id, record.completed_cursor_hex) == ("b", f"{theirs:016x}")
+
+
 async def test_a_round_without_room_for_its_artifact_gives_the_lease_back(
     bucket: Any, objects: Obstore, scratch: Path, export: Any
 ) -> None:

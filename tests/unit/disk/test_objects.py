@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from obstore.exceptions import GenericError
-from obstore.store import MemoryStore
+from obstore.store import MemoryStore, S3Store
 
 from penstock.disk import object_store_for, read_disk_for, view_of
 from penstock.disk.folderstore import FolderStore
@@ -333,6 +333,31 @@ def test_plain_http_is_refused_by_the_address_of_its_own_kind_of_store(
     with pytest.raises(OptionsError, match="plain http") as raised:
         make_store(url)
     assert "hidden" not in str(raised.value)
+
+
+@pytest.mark.parametrize("address", ["", "minio:9000", "127.0.0.1:9000", "nonsense", "http://", "ftp://x", "http:// x"])
+@pytest.mark.parametrize(
+    ("url", "variable"),
+    [("s3://box/x", "AWS_ENDPOINT_URL"), ("az://box/x", "AZURE_STORAGE_ENDPOINT"), ("gs://box/x", "GOOGLE_BASE_URL")],
+)
+def test_an_address_that_is_none_is_refused_by_its_variable(
+    url: str, variable: str, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in list(os.environ):
+        if name.startswith(("AWS_", "GOOGLE_", "AZURE_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "someone")
+    monkeypatch.setenv(variable, address)
+    with pytest.raises(OptionsError, match=f"{variable}=.*http"):
+        make_store(url)
+
+
+def test_a_panic_of_the_library_is_an_error_like_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = {"aws_access_key_id": "a", "aws_secret_access_key": "b", "aws_region": "x"}
+    store = make_store("s3://box", ObjectOptions(config=config))
+    monkeypatch.setattr(store, "_store", S3Store("box", config={**config, "aws_endpoint_url_s3": "nonsense"}))
+    with pytest.raises(UnsupportedError, match="panicked"):
+        store.head("a")
 
 
 @pytest.mark.parametrize("url", ["s3://AKIA:hidden@bucket/x", "gs://hidden@bucket/x", "abfss://me:hidden@box/x"])

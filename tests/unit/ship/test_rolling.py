@@ -6,14 +6,17 @@ import asyncio
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from obstore.store import MemoryStore
 from ship_use import FORMATS, fill, open_writer, read_all
 
 from penstock.disk.failpoint import arm
+from penstock.disk.folderstore import FolderStore
 from penstock.disk.objectstore import Obstore
 from penstock.errors import ClosedError
+from penstock.lifecycle import State
 from penstock.log.detect import open_log
 from penstock.ship import ShipOptions, ShipPart, Shipper, roll_quiet
 from penstock.ship.remote import ShippedLog
@@ -121,3 +124,22 @@ async def test_a_part_that_is_paused_sends_nothing_until_it_goes_on(store: Obsto
     await part.stop()
     with shipped(store) as remote:
         assert len(read_all(remote)) == 10
+
+
+async def test_a_part_that_meets_what_nobody_expected_fails_and_says_so(tmp_path: Path) -> None:
+    class Odd(FolderStore):
+        def put(self, key: str, data: Any) -> None:
+            if ".segments/" in key:
+                raise KeyError("nobody expected this")
+            super().put(key, data)
+
+    with open_writer("messagelog", tmp_path / "log") as writer:
+        fill("messagelog", writer, 0, 10)
+        part = ShipPart(str(tmp_path / "log"), Odd(str(tmp_path / "up")))
+        await part.start()
+        async with asyncio.timeout(60):
+            with pytest.raises(KeyError, match="nobody expected"):
+                await part.wait()
+        assert part.health().state is State.FAILED
+        assert "nobody expected" in part.health().reason
+        await part.stop()
