@@ -8,6 +8,9 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,9 @@ import pytest
 from owners import OWNERS, Owner
 
 from penstock.channels import ChannelManager
+from penstock.disk import PosixDisk
 from penstock.errors import LockedError, OptionsError, PenstockError
+from penstock.log.xchannel import Reader, Writer
 from penstock.mqtt.state_open import KeptBroker
 from penstock.node.node import take_data
 
@@ -142,6 +147,35 @@ def test_the_child_of_a_fork_owns_nothing_and_keeps_nothing(owner: Owner, tmp_pa
     assert os.waitpid(child, 0)[1] == 0
 
 
+def meet(open_one: Callable[[], Any]) -> list[Any]:
+    """Let eight threads open something at the same moment; return who got it, and what all others were told."""
+    barrier = threading.Barrier(8)
+
+    def attempt() -> Any:
+        barrier.wait()
+        try:
+            return open_one()
+        except Exception as exc:
+            return exc
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = [future.result() for future in [pool.submit(attempt) for _ in range(8)]]
+    others = [answer for answer in answers if isinstance(answer, Exception)]
+    assert [type(other) for other in others if not isinstance(other, LockedError)] == [], others
+    return [answer for answer in answers if not isinstance(answer, Exception)]
+
+
+@owners
+@pytest.mark.parametrize("made", [False, True], ids=["new", "there"])
+def test_of_threads_that_open_at_once_one_is_the_owner(owner: Owner, made: bool, tmp_path: Path) -> None:
+    if made:
+        begin(owner, tmp_path / "data").close()
+    for _ in range(3):
+        (first,) = meet(lambda: owner.open(tmp_path / "data"))
+        owner.use(first, 2)
+        first.close()
+
+
 @owners
 def test_the_data_that_is_a_link_is_not_written_to(owner: Owner, tmp_path: Path) -> None:
     """Of a file that is a log; a folder may be reached through a link, and is owned itself."""
@@ -193,8 +227,71 @@ def open_manager(path: Path) -> Held:
     return Held(lambda: (loop.run_until_complete(manager.close()), loop.close()))
 
 
+folders = pytest.mark.parametrize("opening", [open_node, open_broker, open_manager], ids=lambda one: one.__name__)
+
+
+@folders
+def test_of_threads_that_open_a_folder_at_once_one_is_the_owner(opening: Any, tmp_path: Path) -> None:
+    for _ in range(3):
+        (first,) = meet(lambda: opening(tmp_path / "data"))
+        first.close()
+
+
+@folders
+def test_the_child_of_a_fork_keeps_no_folder(opening: Any, tmp_path: Path) -> None:
+    forks_and_lets_go(lambda: opening(tmp_path / "data"))
+
+
+def named_reader(path: Path) -> Any:
+    return Reader.open(path / "ticks", name="one")
+
+
+def plain_lock(path: Path) -> Any:
+    return Held(PosixDisk().lock(str(path / "lock"), of=str(path)).release)
+
+
+def latch(path: Path) -> Any:
+    taken = PosixDisk().latch(str(path / "lock"))
+    if not taken.take():
+        raise LockedError("lock")
+    return Held(taken.close)
+
+
+@pytest.mark.parametrize("opening", [named_reader, plain_lock, latch], ids=lambda one: one.__name__)
+def test_the_child_of_a_fork_keeps_no_lock(opening: Any, tmp_path: Path) -> None:
+    with Writer.open(tmp_path / "ticks") as writer:
+        writer.append(b"1")
+    forks_and_lets_go(lambda: opening(tmp_path))
+
+
+def forks_and_lets_go(open_one: Callable[[], Any]) -> None:
+    first = open_one()
+    told, tell = os.pipe()
+    wait, go = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.close(go)
+            os.write(tell, b"1")
+            os.read(wait, 1)
+        finally:
+            os._exit(0)
+    os.close(tell)
+    assert os.read(told, 1) == b"1"
+    os.close(told)
+    os.close(wait)
+    try:
+        with pytest.raises(LockedError):
+            open_one()
+        first.close()
+        open_one().close()  # though the child lives
+    finally:
+        os.close(go)
+        os.waitpid(child, 0)
+
+
 @pytest.mark.parametrize("alias", ["the same name", "a link", "a folder above", "no lock"])
-@pytest.mark.parametrize("opening", [open_node, open_broker, open_manager], ids=lambda one: one.__name__)
+@folders
 def test_a_second_owner_of_a_folder_is_refused(opening: Any, alias: str, tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     path = tmp_path / "real" / "data"

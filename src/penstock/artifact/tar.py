@@ -23,6 +23,9 @@ __all__ = ["pack", "unpack"]
 CHUNK_BYTES: Final = 1 << 20
 BLOCK: Final = 512
 READ_MAX_BYTES: Final = 4 << 20
+HEADERS_BYTES: Final = 16 << 20
+HEADERS_BYTES_A_FILE: Final = 16 << 10
+"""What a tar may have beside the contents of its files, which is all kept: folders, long names, maps of holes."""
 """The most that is read into memory at once: manifests and headers, whatever length a header claims."""
 
 
@@ -69,8 +72,12 @@ def _folder(name: str, manifest: ExportManifest) -> bytes:
 class _Pieces:
     """Pieces of bytes as a file that is read once, and only forward."""
 
-    def __init__(self, pieces: Iterable[Any]) -> None:
-        self._pieces, self._rest, self._at = iter(pieces), memoryview(b""), 0
+    def __init__(self, pieces: Iterable[Any], headers: int) -> None:
+        self._pieces, self._rest, self._at, self._headers = iter(pieces), memoryview(b""), 0, headers
+
+    def allow(self, size: int) -> None:
+        """Let so many bytes be read that are no headers."""
+        self._headers += size
 
     def tell(self) -> int:
         return self._at
@@ -96,6 +103,9 @@ class _Pieces:
     def read(self, size: int) -> bytes:
         if not 0 <= size <= READ_MAX_BYTES:
             raise tarfile.ReadError(f"a header of {size} bytes")
+        self._headers -= size
+        if self._headers < 0:
+            raise tarfile.ReadError("more folders, names and holes than its files need")
         parts = []
         while size and (some := self.take(size)):
             parts.append(some)
@@ -112,7 +122,7 @@ def unpack(pieces: Iterable[Any], folder: str, manifest: ExportManifest, data: b
         raise OptionsError(f"{name}: {manifest.total_bytes} bytes, and only {free_bytes(folder)} are free in {folder}")
     missing = {file.path: file for file in manifest.files}
     embedded: bytes | None = None
-    stream = _Pieces(pieces)
+    stream = _Pieces(pieces, HEADERS_BYTES + HEADERS_BYTES_A_FILE * len(manifest.files))
     try:
         with tarfile.TarFile(fileobj=cast("IO[bytes]", stream), mode="r") as tar:
             for member in tar:
@@ -122,6 +132,7 @@ def unpack(pieces: Iterable[Any], folder: str, manifest: ExportManifest, data: b
                 if path == MANIFEST_FILE:
                     if embedded is not None or member.size > MANIFEST_MAX_BYTES:
                         raise CorruptionError(name, 0, "a second manifest, or one that is too long")
+                    stream.allow(member.size)
                     embedded = _read(tar, member)
                 elif path.startswith("data/"):
                     declared = missing.pop(path, None)
@@ -169,6 +180,7 @@ def _read(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
 def _contents(tar: tarfile.TarFile, stream: _Pieces, member: tarfile.TarInfo) -> Iterator[bytes | memoryview]:
     """Yield what a member holds: as it came where it lies in one piece, put together where it has holes."""
     if member.issparse():
+        stream.allow(member.size)
         file = tar.extractfile(member)
         assert file is not None  # it is a regular file
         while data := file.read(CHUNK_BYTES):

@@ -10,6 +10,7 @@ import stat as stat_bits
 import subprocess
 import sys
 import uuid
+import weakref
 from collections.abc import Callable, Sequence
 from functools import cache
 from io import UnsupportedOperation
@@ -176,6 +177,18 @@ class PosixFile:
             os.close(fd)
 
 
+_held: weakref.WeakSet[PosixLatch | PosixOwned] = weakref.WeakSet()
+"""What has descriptors with a lock: the child of a fork lets go of them, or the parent could not."""
+
+
+def _after_fork() -> None:
+    for lock in list(_held):
+        lock.close()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 class PosixLatch:
     """flock on a file of its own, and on what it protects; both descriptors stay open between turns.
 
@@ -186,6 +199,7 @@ class PosixLatch:
     def __init__(self, path: str, of: str | None = None) -> None:
         self._path, self._of = path, of
         self._fds: list[int] = []
+        _held.add(self)
 
     def take(self) -> bool:
         """Take the lock; False if someone has it."""
@@ -246,6 +260,7 @@ class PosixOwned:
 
     def __init__(self, path: str) -> None:
         self._fd = -1
+        _held.add(self)
         while True:
             self._fd = _open_owned(path)
             try:

@@ -240,11 +240,17 @@ def take_data(data: str) -> Lock:
     disk = disk_for(data)
     refuse_foreign(disk, data, "data directory of a node")
     make_folders(data)
-    check_version(data)
+    check_version(data, note=False)
     try:
-        return disk.lock(os.path.join(data, LOCK), of=data)
+        lock = disk.lock(os.path.join(data, LOCK), of=data)
     except LockedError:
         raise LockedError(f"{data}: another node serves this data directory") from None
+    try:
+        check_version(data)
+    except BaseException:
+        lock.release()
+        raise
+    return lock
 
 
 @contextlib.contextmanager

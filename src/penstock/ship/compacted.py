@@ -1,11 +1,13 @@
 """What compacted files hold of one log, read as a log: for spans whose segments were forgotten since.
 
-A file is fetched whole and its BLAKE3 compared before a record of it is seen.
+A file is fetched whole and its BLAKE3 compared before a record of it is seen.  That says that it is the one of the
+manifest, and nothing of who wrote both: a few kilobytes can unpack to terabytes, so what they will take is looked at
+before it is taken.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -18,6 +20,12 @@ from penstock.ship.compact import Compacted
 from penstock.ship.manifest import Head
 
 __all__ = ["CompactedLog", "CompactedPart", "parts_of"]
+
+UNPACKED_BYTES: Final = 1 << 30
+UNPACKED_TIMES: Final = 64
+"""A file unpacks to at most so many bytes, or so many times its own where that is more."""
+ROW_BYTES: Final = 64
+"""What a row takes beside its payload."""
 
 
 class CompactedPart(msgspec.Struct, frozen=True):
@@ -114,6 +122,7 @@ def _batch(data: bytes, part: CompactedPart) -> Batch:
         from pyarrow import parquet
     except ImportError:
         raise UnsupportedError("compacted files need pyarrow: pip install 'penstock[arrow]'") from None
+    _check_size(pa, parquet, data, part)
     table = parquet.read_table(pa.BufferReader(data))
     if "log" in table.column_names:
         mine = pc.equal(table["log"], part.log)
@@ -133,6 +142,35 @@ def _batch(data: bytes, part: CompactedPart) -> Batch:
         buffer, _numbers(table["position"]), payloads, timestamps=times, kinds=kinds, extra=extra,
         next_position=part.next,
     )  # fmt: skip
+
+
+def _check_size(pa: Any, parquet: Any, data: bytes, part: CompactedPart) -> None:
+    """Raise CorruptionError for a file whose records would take far more memory than it has bytes."""
+    most = max(UNPACKED_BYTES, UNPACKED_TIMES * len(data))
+    where = f"{part.place}/{part.key}"
+    packed = [name for name in ("payload", "from") if name in parquet.read_schema(pa.BufferReader(data)).names]
+    with parquet.ParquetFile(pa.BufferReader(data), read_dictionary=packed) as file:
+        about = file.metadata
+        groups = [about.row_group(number) for number in range(about.num_row_groups)]
+        needed = ROW_BYTES * sum(group.num_rows for group in groups)
+        needed += sum(
+            group.column(index).total_uncompressed_size for group in groups for index in range(group.num_columns)
+        )
+        for number in range(len(groups)):
+            if needed > most:
+                break
+            for column in file.read_row_group(number, columns=packed).columns:
+                needed += sum(_length(pa, chunk) for chunk in column.chunks)
+    if needed > most:
+        raise CorruptionError(where, 0, f"{len(data)} bytes that unpack to {needed} or more, where {most} are the most")
+
+
+def _length(pa: Any, chunk: Any) -> int:
+    """Return how many bytes the values of a dictionary array have, each as often as it is there."""
+    import pyarrow.compute as pc
+
+    lengths = pc.binary_length(chunk.dictionary).cast(pa.int64())
+    return pc.sum(lengths.take(chunk.indices)).as_py() or 0
 
 
 def _numbers(column: Any) -> Any:

@@ -550,3 +550,39 @@ def test_listing_objects_gives_what_a_store_knows(store: Any) -> None:
     (info,) = store.objects("a")
     assert isinstance(info, ObjectInfo)
     assert (info.key, info.size) == ("a/b", 2)
+
+
+@pytest.mark.parametrize("how", ["folders", "names", "holes"])
+def test_a_tar_of_folders_names_or_holes_without_end_is_refused(how: str, tmp_path: Path) -> None:
+    """All of that is kept in memory; the contents of files are not."""
+    from penstock.artifact.manifest import ExportManifest
+
+    folder = tarfile.TarInfo("data")
+    folder.type = tarfile.DIRTYPE
+    name = tarfile.TarInfo("data/" + "n" * 4000)
+    name.type = tarfile.DIRTYPE
+    sparse = bytearray(tarfile.TarInfo("data/holes").tobuf(tarfile.GNU_FORMAT))
+    sparse[156:157], sparse[482:483] = b"S", b"\x01"
+    sparse[148:156] = b" " * 8
+    sparse[148:156] = b"%06o\0 " % sum(sparse)
+    hole = bytearray(512)
+    hole[:504], hole[504] = (b"%011o\0" % 0 + b"%011o\0" % 0) * 21, 1
+    piece = {
+        "folders": folder.tobuf(tarfile.GNU_FORMAT),
+        "names": name.tobuf(tarfile.GNU_FORMAT),
+        "holes": bytes(hole),
+    }[how]
+    taken = 0
+
+    def endless() -> Iterator[bytes]:
+        nonlocal taken
+        if how == "holes":
+            yield bytes(sparse)
+        while taken < 1 << 26:
+            taken += len(piece) * 64
+            yield piece * 64
+
+    manifest = ExportManifest("append-log", "2", WatchCursor(), 0, ())
+    with pytest.raises(CorruptionError, match="more folders, names and holes"):
+        unpack_tar(endless(), str(tmp_path), manifest, b"", "artifact")
+    assert taken < 1 << 25

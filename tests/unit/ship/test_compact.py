@@ -99,3 +99,38 @@ def test_originals_stay_when_a_compacted_file_is_not_there(harm: str, tmp_path: 
         forget_compacted(place)
     with open_shipped(place + "/n/ticks") as log:
         assert log.first_position == 1
+
+
+def test_a_compacted_file_that_unpacks_to_far_more_than_it_has_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pyarrow as pa
+
+    from penstock.errors import CorruptionError
+    from penstock.ship import compacted
+
+    part = compacted.CompactedPart("place", "key", 1, "", 1, "log", "node", "channel", "raw", 0, 1 << 40)
+
+    def packed(value: bytes, count: int) -> bytes:
+        columns = {
+            "log": pa.repeat(pa.scalar("log"), count),
+            "position": pa.array([0] * count, pa.int64()),
+            "timestamp_ns": pa.nulls(count, pa.int64()),
+            "kind": pa.nulls(count, pa.int32()),
+            "from": pa.nulls(count, pa.binary()),
+            "payload": pa.DictionaryArray.from_arrays(
+                pa.array([0] * count, pa.int32()), pa.array([value], pa.binary())
+            ),
+        }
+        sink = io.BytesIO()
+        parquet.write_table(pa.table(columns), sink, compression="zstd")
+        return sink.getvalue()
+
+    monkeypatch.setattr(compacted, "UNPACKED_BYTES", 1 << 20)
+    for value, count in ((bytes(1 << 16), 1000), (bytes(1 << 26), 1), (b"", 300_000)):
+        data = packed(value, count)
+        assert len(data) < 1 << 18
+        monkeypatch.setattr(compacted, "UNPACKED_TIMES", 1)
+        with pytest.raises(CorruptionError, match="unpack to"):
+            compacted._batch(data, part)
+    assert len(compacted._batch(packed(b"v", 100), part)) == 100

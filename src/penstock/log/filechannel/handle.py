@@ -216,7 +216,7 @@ class QueueHandle(ClosingHandle):
             if aligned(self.folder, position, self._end.visible):
                 return position
         except ExpiredError as exc:
-            logger.warning("%s: receiver %r lost the messages from %d to %d to a bound of the channel",
+            logger.warning("%s: receiver %r lost the messages from %d to %d: a bound or a repair has removed them",
                            self.path, name, position, exc.first)  # fmt: skip
             return exc.first
         indexes = list(self.folder.files())

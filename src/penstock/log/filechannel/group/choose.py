@@ -120,8 +120,8 @@ class Chooser:
             try:
                 return self._ahead.read(position, limit, self._end.visible)
             except ExpiredError as exc:
-                logger.warning("%s: group %r lost the messages from %d to %d to a bound of the queue", self._path,
-                               self._group, position, exc.first)  # fmt: skip
+                said = "%s: group %r lost the messages from %d to %d: a bound or a repair has removed them"
+                logger.warning(said, self._path, self._group, position, exc.first)
                 position = exc.first
             except CorruptionError:
                 if self._options.on_damage == "raise":
