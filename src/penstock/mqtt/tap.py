@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.batch import Batch
 from penstock.disk.executor import disk_executor
 from penstock.errors import OptionsError, PenstockError
 from penstock.kernel.mqtt import Run
@@ -47,9 +46,6 @@ _log = logging.getLogger(__name__)
 
 _records = REGISTRY.counter("mqtt_tap_records", "messages that taps wrote into logs", labels=("tap",))
 _lost = REGISTRY.counter("mqtt_tap_lost", "messages that a tap did not write, by reason", labels=("tap", "reason"))
-
-PIECE_BYTES: Final = 128 << 10
-"""What a turn brought is encoded and appended in pieces of about this size, which stay in the processor's cache."""
 
 FIRST_RETRY_SECONDS: Final = 0.25
 LAST_RETRY_SECONDS: Final = 5.0
@@ -80,10 +76,12 @@ class _Entry:
 class _Trouble:
     """A channel that cannot be written, and what waits for it."""
 
-    __slots__ = ("backlog", "pause", "reason", "size")
+    __slots__ = ("backlog", "last", "pause", "reason", "size")
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, last: int | None) -> None:
         self.reason, self.pause, self.size = reason, FIRST_RETRY_SECONDS, 0
+        self.last = last
+        """The position of the last record in front of what waits; some of that may be behind it already."""
         self.backlog: deque[_Entry] = deque()
 
 
@@ -272,13 +270,12 @@ class Tap:
             before = log.last
             if self._doubt:
                 entries = self._without_doubled(entries)
-            for part in self._encoded(entries):
-                log.append(part)
+            log.append_runs(*self._columns(entries))
         except OptionsError as exc:
             self._write_fitting(path, entries, before, str(exc))
             return
         except (OSError, PenstockError, MemoryError) as exc:
-            self._begin_trouble(path, entries, str(exc))
+            self._begin_trouble(path, entries, before, str(exc))
             return
         self._wrote(path, log, entries)
 
@@ -287,16 +284,17 @@ class Tap:
         log = self._logs.get(path)
         fitting, at, left = [], 0, [one for entry in entries for one in _single_runs(entry)]
         try:
-            records = [[r for part in self._encoded([entry]) for r in part.to_payloads()] for entry in left]
-            done = 0 if log is None else log.written_since(before, [r for some in records for r in some])
+            records = [self._records([entry]) for entry in left]
+            there = [] if log is None else log.written_since(before, [r for some in records for r in some])
             for some in records:
-                entry, rest = left[0], some[max(0, done - at) :]
+                entry, rest = left[0], some[max(0, len(there) - at) :]
                 at += len(some)
                 try:
                     if log is None:
                         raise OptionsError(reason)
                     if rest:
                         log.append(rest)
+                    before = log.last if rest else there[at - 1]
                     fitting.append(entry)
                 except OptionsError as exc:
                     if self.spec.on_failure == "drop" or entry.ticket is None:
@@ -307,7 +305,7 @@ class Tap:
         except (OSError, PenstockError, MemoryError) as exc:
             if log is not None and fitting:
                 self._wrote(path, log, fitting)
-            self._begin_trouble(path, left, str(exc))
+            self._begin_trouble(path, left, before, str(exc))
             return
         if log is not None and fitting:
             self._wrote(path, log, fitting)
@@ -353,23 +351,20 @@ class Tap:
             self._logs.pop(oldest).close()
         return log
 
-    def _encoded(self, entries: list[_Entry]) -> Iterator[Batch]:
-        """Yield what entries hold as records, a piece at a time."""
+    def _columns(self, entries: list[_Entry]) -> tuple[list[Run], list[bytes], list[int]]:
+        """Return the runs of entries, with the headers and the time of each."""
         runs: list[Run] = []
         headers: list[bytes] = []
         times: list[int] = []
-        size = 0
         for entry in entries:
-            for run in entry.runs:
-                runs.append(run)
-                headers.append(self._headers_of(entry.client, run))
-                times.append(entry.when_ns)
-                size += run.end - run.start
-                if size >= PIECE_BYTES:
-                    yield encode_runs(runs, headers, times)
-                    runs, headers, times, size = [], [], [], 0
-        if runs:
-            yield encode_runs(runs, headers, times)
+            runs += entry.runs
+            headers += [self._headers_of(entry.client, run) for run in entry.runs]
+            times += [entry.when_ns] * len(entry.runs)
+        return runs, headers, times
+
+    def _records(self, entries: list[_Entry]) -> list[bytes]:
+        """Return what entries are in the log, record by record."""
+        return encode_runs(*self._columns(entries)).to_payloads()
 
     def _headers_of(self, client: str, run: Run) -> bytes:
         key = (client, run.qos, run.retain, run.forward, run.expiry)
@@ -424,11 +419,20 @@ class Tap:
 
     # --- When a log cannot be written
 
-    def _begin_trouble(self, path: str, entries: list[_Entry], reason: str) -> None:
-        trouble = self._troubles[path] = _Trouble(reason)
+    def _begin_trouble(self, path: str, entries: list[_Entry], last: int | None, reason: str) -> None:
+        trouble = self._troubles[path] = _Trouble(reason, last)
         _log.error("%s: %s: %s", self.name, path, reason)
         self._fail(entries, trouble)
+        if any(entry.qos == 2 for entry in entries):
+            self._doubt_refused(path)
         self._try_later(path, trouble)
+
+    def _doubt_refused(self, path: str) -> None:
+        """Remember which of the messages that were just refused are in the log: they may come again."""
+        try:
+            self._doubt.learn(path, self.broker.sessions)
+        except (OSError, PenstockError) as exc:  # then they may be written again
+            _log.error("%s: %s: cannot see which refused messages are there: %s", self.name, path, exc)
 
     def _fail(self, entries: list[_Entry], trouble: _Trouble) -> None:
         rule = self.spec.on_failure
@@ -477,18 +481,17 @@ class Tap:
         if trouble is None:
             return
         before = self._logs.pop(path, None)
-        last = before.last if before is not None else None
         try:
             if before is not None:
                 before.close()
             log = self._open(path)
-            records = [record for part in self._encoded(list(trouble.backlog)) for record in part.to_payloads()]
-            done = log.written_since(last, records)
+            records = self._records(list(trouble.backlog))
+            done = len(log.written_since(trouble.last, records))
             if done < len(records):
                 log.append(records[done:])
         except OptionsError as exc:  # something waits that the log never takes; who else waits need not
             del self._troubles[path]
-            self._write_fitting(path, list(trouble.backlog), last, str(exc))
+            self._write_fitting(path, list(trouble.backlog), trouble.last, str(exc))
         except (OSError, PenstockError, MemoryError) as exc:
             trouble.reason = str(exc)
             self._try_later(path, trouble)
