@@ -1,10 +1,13 @@
 """The writer's place in an xchannel, for other kernel modules that publish there; described in xchannelwrite.pyx."""
+cimport cython
 from libc.stdint cimport int64_t, uint16_t, uint64_t
 
 from penstock.kernel.maps cimport Mapping
 
 cdef uint64_t now_ns() except? 0
 
+
+@cython.final
 cdef class Appender:
     cdef Mapping window
     cdef Mapping head

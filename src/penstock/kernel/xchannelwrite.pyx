@@ -7,6 +7,7 @@ begins on a region; every offset here counts from the window's start.  There is 
 Threads: everything runs under the GIL in one piece, except where it says nogil; there the appender is
 parked first, so that another thread takes the caller's slow path and waits for its lock.
 """
+cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
@@ -56,6 +57,7 @@ cdef inline uint16_t as_kind(object kind) except? 0:
         raise OptionsError(f"kind={kind}: must be between 0 and 65535") from None
 
 
+@cython.final
 cdef class Appender:
     """The one writer's place: publishes records at ``slot`` of a window, region by region.
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Final
 
@@ -66,7 +66,8 @@ class _Entry:
 
     @property
     def count(self) -> int:
-        return sum(run.count for run in self.runs)
+        runs = self.runs
+        return runs[0].count if len(runs) == 1 else sum(run.count for run in runs)
 
     @property
     def qos(self) -> int:
@@ -294,7 +295,9 @@ class Tap:
                         raise OptionsError(reason)
                     if rest:
                         log.append(rest)
-                    before = log.last if rest else there[at - 1]
+                        before = log.last
+                    elif some:
+                        before = there[at - 1]
                     fitting.append(entry)
                 except OptionsError as exc:
                     if self.spec.on_failure == "drop" or entry.ticket is None:
@@ -311,25 +314,31 @@ class Tap:
             self._wrote(path, log, fitting)
 
     def _wrote(self, path: str, log: TappedLog, entries: list[_Entry]) -> None:
-        count = sum(entry.count for entry in entries)
-        self.records += count
-        _records.add(count, tap=self.name)
-        tell = self.broker.on_tapped
-        if tell is not None:
-            for entry in entries:
-                for run in entry.runs:
-                    if b"traceparent" in run.forward:
-                        tell(self.name, path, run, entry.when_ns)
-        log.noted_later(count, any(entry.qos == 2 for entry in entries))
+        count, with_ids = 0, False
+        waiting: list[_Entry] = []
         for entry in entries:
+            count += entry.count
+            with_ids |= entry.qos == 2
             if entry.doubled:
                 self._doubt.settle(entry.client, entry.doubled)
-        waiting = [entry for entry in entries if entry.ticket is not None]
+            if entry.ticket is not None:
+                waiting.append(entry)
+        self.records += count
+        _records.add(count, tap=self.name)
+        log.noted_later(count, with_ids)
+        if self.broker.on_tapped is not None:
+            self._tell_tapped(path, entries, self.broker.on_tapped)
         if self.spec.sync == "always" and waiting:
             self._unsynced.setdefault(path, []).extend(waiting)
             self._sync(path, log)
         else:
             _done(waiting)
+
+    def _tell_tapped(self, path: str, entries: list[_Entry], tell: Callable[[str, str, Run, int], None]) -> None:
+        for entry in entries:
+            for run in entry.runs:
+                if b"traceparent" in run.forward:
+                    tell(self.name, path, run, entry.when_ns)
 
     def _open(self, path: str) -> TappedLog:
         log = self._logs.get(path)

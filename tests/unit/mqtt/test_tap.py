@@ -426,6 +426,27 @@ def test_a_run_partly_in_the_log_is_acknowledged_when_the_rest_is_there_too(tmp_
     again.close()
 
 
+def test_a_message_that_is_there_already_and_one_that_is_too_large_come_in_one_turn(tmp_path: Path) -> None:
+    path = f"{tmp_path}/log"
+    persistent: dict[str, Any] = {"clean": False, "properties": {"session_expiry": 1000}}
+    world = Tapped(TapSpec(filter="#", path=path))
+    world.device("dev", **persistent).publish("a", b"1", 2, packet_id=1)
+    world.taps[0].end_turn()  # the log has it; the process dies before the journal does
+    world.taps[0]._logs[path].writer.close()
+
+    again = Tapped()
+    device, other = again.device("dev", **persistent), again.device("other")
+    again.taps = [Tap(TapSpec(filter="#", path=path), again.broker)]
+    again.taps[0].attach()
+    device.publish("a", b"1", 2, packet_id=1, dup=True)
+    other.publish("a", bytes(5 << 20), 1, packet_id=1)
+    other.publish("a", b"2", 1, packet_id=2)
+    assert again.turn(device) == [p.Ack(Kind.PUBREC, 1)]
+    assert other.read() == [p.Ack(Kind.PUBACK, 1, 0x97), p.Ack(Kind.PUBACK, 2)]
+    assert payloads(path) == [b"1", b"2"]
+    again.close()
+
+
 def full_soon(log: TappedLog, after: int) -> None:
     """Let the disk have no room once, behind so many steps of an append: regions of an xchannel, pieces elsewhere."""
     writer: Any = log.writer
