@@ -7,6 +7,7 @@ begins on a region; every offset here counts from the window's start.  There is 
 Threads: everything runs under the GIL in one piece, except where it says nogil; there the appender is
 parked first, so that another thread takes the caller's slow path and waits for its lock.
 """
+cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
@@ -32,7 +33,7 @@ cdef bint WHOLE = False  # of no window
 cdef uint64_t PRISTINE = 0x0100  # committed 0, kind User, everything else 0
 
 
-cdef inline uint64_t now_ns() except? 0:
+cdef uint64_t now_ns() except? 0:
     cdef timespec now
     clock_gettime(CLOCK_REALTIME, &now)
     if now.tv_sec < 0:
@@ -56,6 +57,7 @@ cdef inline uint16_t as_kind(object kind) except? 0:
         raise OptionsError(f"kind={kind}: must be between 0 and 65535") from None
 
 
+@cython.final
 cdef class Appender:
     """The one writer's place: publishes records at ``slot`` of a window, region by region.
 
@@ -64,26 +66,6 @@ cdef class Appender:
     moves the window or raises; while the caller works on that it parks the appender, and every
     other thread lands in make_room too, where a lock makes it wait.
     """
-
-    cdef Mapping window
-    cdef Mapping head
-    cdef object view
-    cdef object make_room
-    cdef unsigned char *base
-    cdef bint *torn  # whether the window's file was cut under it
-    cdef unsigned char *header  # the channel header: write_position, message_count, …
-    cdef Py_ssize_t slot
-    cdef Py_ssize_t region_end
-    cdef Py_ssize_t roll_end
-    cdef Py_ssize_t limit       # min(region_end, roll_end, populated), or -1 while parked
-    cdef Py_ssize_t populated
-    cdef bint populates
-    cdef bint parked
-    cdef Py_ssize_t largest
-    cdef int64_t window_position
-    cdef int64_t window_offset
-    cdef Py_ssize_t reserved
-    cdef object reservation
 
     def __cinit__(self, make_room, Py_ssize_t largest):
         self.make_room = make_room
@@ -179,7 +161,24 @@ cdef class Appender:
         """Whether a record of that length does not fit the rest of the region."""
         return self.slot + footprint(length) + HEADER > self.region_end
 
-    cdef inline void publish(self, Py_ssize_t length, uint16_t kind, uint64_t timestamp) noexcept nogil:
+    cdef unsigned char *place(self, Py_ssize_t length) except? NULL:
+        """Return where the payload of a record of that length goes, or NULL: it needs room that is not here.
+
+        Nothing may come between this and ``publish`` that lets another thread run.
+        """
+        if self.reserved >= 0:
+            self.drop()
+        if (self.slot + footprint(length) + HEADER > self.limit or length > self.largest) and not self.room(length):
+            return NULL
+        return self.base + self.slot + HEADER
+
+    cdef int check_whole(self) except -1:
+        """Raise where the file was cut under records that were published since."""
+        if self.torn[0]:
+            self.make_room(0)
+        return 0
+
+    cdef void publish(self, Py_ssize_t length, uint16_t kind, uint64_t timestamp) noexcept nogil:
         cdef Py_ssize_t slot = self.slot, after = slot + footprint(length)
         put64(self.base + after, PRISTINE)
         put64(self.base + after + 8, 0)

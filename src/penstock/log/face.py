@@ -17,7 +17,7 @@ from penstock.disk import LoopWait
 from penstock.log.options import DEFAULT_LIMIT
 from penstock.types import Problem
 
-__all__ = ["LogReader", "LogWriter", "Cuttable", "OnDamage"]
+__all__ = ["LogReader", "LogWriter", "Cuttable", "OnDamage", "WritesInPlace"]
 
 OnDamage = Literal["raise", "skip"]
 """What reading does at a damaged place:
@@ -150,6 +150,14 @@ class LogWriter(Protocol):
 
     def close(self) -> None:
         """Let go of the log and of its lock."""
+
+
+@runtime_checkable
+class WritesInPlace(Protocol):
+    """A writer whose log is mapped: code of the kernel makes records where they will lie."""
+
+    def append_in_place(self, source: Any) -> None:
+        """Have ``source.fill`` publish records while there is room, until it has no more."""
 
 
 @runtime_checkable

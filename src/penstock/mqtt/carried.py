@@ -14,7 +14,8 @@ but for packet ids, so they are encoded once.
 from __future__ import annotations
 
 import struct
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import numpy as np
@@ -28,13 +29,20 @@ from penstock.mqtt.packets import NONE, Properties
 from penstock.mqtt.properties import decode_properties, encode_varint
 from penstock.types import Op
 
-__all__ = ["Carried", "encode_carried", "encode_runs", "headers_for", "ids_of", "open_headers"]
+if TYPE_CHECKING:
+    from penstock.kernel.mqttcarry import Carrier
+
+__all__ = [
+    "Carried", "carrier_of", "encode_carried", "encode_in_pieces", "encode_runs", "headers_for", "ids_of",
+    "open_headers",
+]  # fmt: skip
 
 USER: Final = "user."
 RAW: Final = "properties"
 LONGEST_NAME: Final = 65535 - len(USER)
 NUMBERS: Final = ("payload_format", "message_expiry")
 TEXTS: Final = ("content_type", "response_topic")
+PIECE_BYTES: Final = 128 << 10
 _ID: Final = NAME.pack(2) + b"id" + VALUE.pack(2)
 
 
@@ -102,6 +110,22 @@ def encode_runs(runs: list[Run], headers: list[bytes], times_ns: list[int]) -> B
     offsets, lengths = np.empty(count, np.int64), np.empty(count, np.int64)
     data = kernel.mqttcarry.carry(runs, headers, times_ns, _ID, offsets, lengths)
     return Batch(data, offsets, Spans(offsets, lengths))
+
+
+def encode_in_pieces(runs: list[Run], headers: list[bytes], times_ns: list[int]) -> Iterator[Batch]:
+    """Yield what ``encode_runs`` returns in pieces that stay in the processor's cache."""
+    first = size = 0
+    for index, run in enumerate(runs, 1):
+        size += run.end - run.start
+        if size >= PIECE_BYTES or index == len(runs):
+            part = slice(first, index)
+            yield encode_runs(runs[part], headers[part], times_ns[part])
+            first, size = index, 0
+
+
+def carrier_of(runs: list[Run], headers: list[bytes], times_ns: list[int]) -> Carrier:
+    """Return what makes the same records where they will lie, for ``append_in_place``."""
+    return kernel.mqttcarry.Carrier(runs, headers, times_ns, _ID)
 
 
 def ids_of(headers: bytes) -> int:

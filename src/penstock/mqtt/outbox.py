@@ -111,7 +111,7 @@ class Outbox:
             raise ClosedError(f"{self.path}: the outbox is not open")
         headers = self._headers_of(qos, retain, properties)
         now = time.time_ns()
-        records = [encode_carried(topic.encode(), bytes(each), headers, now) for each in payloads]
+        records = [encode_carried(topic.encode(), bytes(memoryview(each)), headers, now) for each in payloads]
         if not records:
             return -1
         position = int(queue.append_many(records)[-1])

@@ -15,11 +15,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.batch import Batch
 from penstock.disk.executor import disk_executor
 from penstock.errors import OptionsError, PenstockError
 from penstock.kernel.mqtt import Run
@@ -48,9 +47,6 @@ _log = logging.getLogger(__name__)
 _records = REGISTRY.counter("mqtt_tap_records", "messages that taps wrote into logs", labels=("tap",))
 _lost = REGISTRY.counter("mqtt_tap_lost", "messages that a tap did not write, by reason", labels=("tap", "reason"))
 
-PIECE_BYTES: Final = 128 << 10
-"""What a turn brought is encoded and appended in pieces of about this size, which stay in the processor's cache."""
-
 FIRST_RETRY_SECONDS: Final = 0.25
 LAST_RETRY_SECONDS: Final = 5.0
 MOST_HEADERS: Final = 4096
@@ -70,7 +66,8 @@ class _Entry:
 
     @property
     def count(self) -> int:
-        return sum(run.count for run in self.runs)
+        runs = self.runs
+        return runs[0].count if len(runs) == 1 else sum(run.count for run in runs)
 
     @property
     def qos(self) -> int:
@@ -80,10 +77,12 @@ class _Entry:
 class _Trouble:
     """A channel that cannot be written, and what waits for it."""
 
-    __slots__ = ("backlog", "pause", "reason", "size")
+    __slots__ = ("backlog", "last", "pause", "reason", "size")
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, last: int | None) -> None:
         self.reason, self.pause, self.size = reason, FIRST_RETRY_SECONDS, 0
+        self.last = last
+        """The position of the last record in front of what waits; some of that may be behind it already."""
         self.backlog: deque[_Entry] = deque()
 
 
@@ -272,13 +271,12 @@ class Tap:
             before = log.last
             if self._doubt:
                 entries = self._without_doubled(entries)
-            for part in self._encoded(entries):
-                log.append(part)
+            log.append_runs(*self._columns(entries))
         except OptionsError as exc:
             self._write_fitting(path, entries, before, str(exc))
             return
         except (OSError, PenstockError, MemoryError) as exc:
-            self._begin_trouble(path, entries, str(exc))
+            self._begin_trouble(path, entries, before, str(exc))
             return
         self._wrote(path, log, entries)
 
@@ -287,16 +285,19 @@ class Tap:
         log = self._logs.get(path)
         fitting, at, left = [], 0, [one for entry in entries for one in _single_runs(entry)]
         try:
-            records = [[r for part in self._encoded([entry]) for r in part.to_payloads()] for entry in left]
-            done = 0 if log is None else log.written_since(before, [r for some in records for r in some])
+            records = [self._records([entry]) for entry in left]
+            there = [] if log is None else log.written_since(before, [r for some in records for r in some])
             for some in records:
-                entry, rest = left[0], some[max(0, done - at) :]
+                entry, rest = left[0], some[max(0, len(there) - at) :]
                 at += len(some)
                 try:
                     if log is None:
                         raise OptionsError(reason)
                     if rest:
                         log.append(rest)
+                        before = log.last
+                    elif some:
+                        before = there[at - 1]
                     fitting.append(entry)
                 except OptionsError as exc:
                     if self.spec.on_failure == "drop" or entry.ticket is None:
@@ -307,31 +308,37 @@ class Tap:
         except (OSError, PenstockError, MemoryError) as exc:
             if log is not None and fitting:
                 self._wrote(path, log, fitting)
-            self._begin_trouble(path, left, str(exc))
+            self._begin_trouble(path, left, before, str(exc))
             return
         if log is not None and fitting:
             self._wrote(path, log, fitting)
 
     def _wrote(self, path: str, log: TappedLog, entries: list[_Entry]) -> None:
-        count = sum(entry.count for entry in entries)
-        self.records += count
-        _records.add(count, tap=self.name)
-        tell = self.broker.on_tapped
-        if tell is not None:
-            for entry in entries:
-                for run in entry.runs:
-                    if b"traceparent" in run.forward:
-                        tell(self.name, path, run, entry.when_ns)
-        log.noted_later(count, any(entry.qos == 2 for entry in entries))
+        count, with_ids = 0, False
+        waiting: list[_Entry] = []
         for entry in entries:
+            count += entry.count
+            with_ids |= entry.qos == 2
             if entry.doubled:
                 self._doubt.settle(entry.client, entry.doubled)
-        waiting = [entry for entry in entries if entry.ticket is not None]
+            if entry.ticket is not None:
+                waiting.append(entry)
+        self.records += count
+        _records.add(count, tap=self.name)
+        log.noted_later(count, with_ids)
+        if self.broker.on_tapped is not None:
+            self._tell_tapped(path, entries, self.broker.on_tapped)
         if self.spec.sync == "always" and waiting:
             self._unsynced.setdefault(path, []).extend(waiting)
             self._sync(path, log)
         else:
             _done(waiting)
+
+    def _tell_tapped(self, path: str, entries: list[_Entry], tell: Callable[[str, str, Run, int], None]) -> None:
+        for entry in entries:
+            for run in entry.runs:
+                if b"traceparent" in run.forward:
+                    tell(self.name, path, run, entry.when_ns)
 
     def _open(self, path: str) -> TappedLog:
         log = self._logs.get(path)
@@ -353,23 +360,20 @@ class Tap:
             self._logs.pop(oldest).close()
         return log
 
-    def _encoded(self, entries: list[_Entry]) -> Iterator[Batch]:
-        """Yield what entries hold as records, a piece at a time."""
+    def _columns(self, entries: list[_Entry]) -> tuple[list[Run], list[bytes], list[int]]:
+        """Return the runs of entries, with the headers and the time of each."""
         runs: list[Run] = []
         headers: list[bytes] = []
         times: list[int] = []
-        size = 0
         for entry in entries:
-            for run in entry.runs:
-                runs.append(run)
-                headers.append(self._headers_of(entry.client, run))
-                times.append(entry.when_ns)
-                size += run.end - run.start
-                if size >= PIECE_BYTES:
-                    yield encode_runs(runs, headers, times)
-                    runs, headers, times, size = [], [], [], 0
-        if runs:
-            yield encode_runs(runs, headers, times)
+            runs += entry.runs
+            headers += [self._headers_of(entry.client, run) for run in entry.runs]
+            times += [entry.when_ns] * len(entry.runs)
+        return runs, headers, times
+
+    def _records(self, entries: list[_Entry]) -> list[bytes]:
+        """Return what entries are in the log, record by record."""
+        return encode_runs(*self._columns(entries)).to_payloads()
 
     def _headers_of(self, client: str, run: Run) -> bytes:
         key = (client, run.qos, run.retain, run.forward, run.expiry)
@@ -424,11 +428,20 @@ class Tap:
 
     # --- When a log cannot be written
 
-    def _begin_trouble(self, path: str, entries: list[_Entry], reason: str) -> None:
-        trouble = self._troubles[path] = _Trouble(reason)
+    def _begin_trouble(self, path: str, entries: list[_Entry], last: int | None, reason: str) -> None:
+        trouble = self._troubles[path] = _Trouble(reason, last)
         _log.error("%s: %s: %s", self.name, path, reason)
         self._fail(entries, trouble)
+        if any(entry.qos == 2 for entry in entries):
+            self._doubt_refused(path)
         self._try_later(path, trouble)
+
+    def _doubt_refused(self, path: str) -> None:
+        """Remember which of the messages that were just refused are in the log: they may come again."""
+        try:
+            self._doubt.learn(path, self.broker.sessions)
+        except (OSError, PenstockError) as exc:  # then they may be written again
+            _log.error("%s: %s: cannot see which refused messages are there: %s", self.name, path, exc)
 
     def _fail(self, entries: list[_Entry], trouble: _Trouble) -> None:
         rule = self.spec.on_failure
@@ -477,18 +490,17 @@ class Tap:
         if trouble is None:
             return
         before = self._logs.pop(path, None)
-        last = before.last if before is not None else None
         try:
             if before is not None:
                 before.close()
             log = self._open(path)
-            records = [record for part in self._encoded(list(trouble.backlog)) for record in part.to_payloads()]
-            done = log.written_since(last, records)
+            records = self._records(list(trouble.backlog))
+            done = len(log.written_since(trouble.last, records))
             if done < len(records):
                 log.append(records[done:])
         except OptionsError as exc:  # something waits that the log never takes; who else waits need not
             del self._troubles[path]
-            self._write_fitting(path, list(trouble.backlog), last, str(exc))
+            self._write_fitting(path, list(trouble.backlog), trouble.last, str(exc))
         except (OSError, PenstockError, MemoryError) as exc:
             trouble.reason = str(exc)
             self._try_later(path, trouble)

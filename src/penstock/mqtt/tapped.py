@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Mapping
 from typing import Any, Final
 
-from penstock.batch import Batch, Spans
+from penstock.batch import Spans
 from penstock.disk import disk_for
 from penstock.disk.failpoint import fail_point
 from penstock.disk.plain import make_folders
@@ -19,11 +19,11 @@ from penstock.errors import OptionsError
 from penstock.kernel.mqtt import Run
 from penstock.log.detect import detect, open_log
 from penstock.log.envelope import CONTENT, open_envelopes
-from penstock.log.face import LogWriter
+from penstock.log.face import LogWriter, WritesInPlace
 from penstock.log.find import find_logs
 from penstock.log.options import SyncMode
 from penstock.log.sidecar import Register, sidecar_of
-from penstock.mqtt.carried import ids_of, open_headers
+from penstock.mqtt.carried import carrier_of, encode_in_pieces, ids_of, open_headers
 from penstock.mqtt.places import TapPlace
 from penstock.mqtt.session import Session
 
@@ -72,6 +72,7 @@ class TappedLog:
         self.path, self.writer = path, writer
         self.last: int | None = None
         """The position of the last record appended here."""
+        self._in_place = writer if isinstance(writer, WritesInPlace) else None
         self._note, self._boot_id = note, boot_id
         self._due = False
         self._unnoted = 0
@@ -99,14 +100,26 @@ class TappedLog:
         found = {log.path for log in find_logs(place.root)} if os.path.isdir(place.root) else set()
         return {path for path in found if place.may_be(path)}
 
-    def append(self, records: list[bytes] | Batch) -> None:
-        """Append records in one call."""
+    def append_runs(self, runs: list[Run], headers: list[bytes], times_ns: list[int]) -> None:
+        """Append the messages of runs; ``last`` moves when all of them are there."""
+        if not runs:
+            return
         fail_point("mqtt.tap.before")
-        if len(records) == 1 and isinstance(records, list):
-            self.last = int(self.writer.append(records[0]))
+        if self._in_place is not None:
+            carrier = carrier_of(runs, headers, times_ns)
+            self._in_place.append_in_place(carrier)
+            self.last = carrier.last
         else:
-            self.last = int(self.writer.append_many(records)[-1])
+            for piece in encode_in_pieces(runs, headers, times_ns):
+                last = int(self.writer.append_many(piece)[-1])
+            self.last = last
         fail_point("mqtt.tap.written")  # the log has it, the journal not yet
+
+    def append(self, records: list[bytes]) -> None:
+        """Append records that were made before in one call."""
+        fail_point("mqtt.tap.before")
+        self.last = int(self.writer.append_many(records)[-1])
+        fail_point("mqtt.tap.written")
 
     def sync(self) -> int:
         """Return when everything survives a power cut."""
@@ -125,26 +138,22 @@ class TappedLog:
             fail_point("mqtt.tap.noted")
             self._due, self._unnoted = False, 0
 
-    def written_since(self, last: int | None, records: list[bytes]) -> int:
-        """Return how many of these records, which were to be appended behind ``last``, are there."""
+    def written_since(self, last: int | None, records: list[bytes]) -> list[int]:
+        """Return the positions of those of these records, which were to be appended behind ``last``, that are there."""
+        found: list[int] = []
         if not records:
-            return 0
+            return found
         with open_log(self.path) as log:
             at = log.first_position if last is None else last
-            done, skip = 0, last
-            while done < len(records):
-                batch = log.read(at)
-                if not len(batch):
-                    break
+            while len(found) < len(records) and len(batch := log.read(at)):
                 for position, record in zip(batch.positions.tolist(), batch.to_payloads(), strict=True):
-                    if position == skip:
+                    if position == last:
                         continue
-                    if done == len(records) or record != records[done]:
-                        return done if last is not None else 0
-                    done += 1
-                    self.last = position
+                    if len(found) == len(records) or record != records[len(found)]:
+                        return found
+                    found.append(position)
                 at = batch.next_position
-            return done
+        return found
 
     def close(self) -> None:
         """Let go of it."""

@@ -45,6 +45,22 @@ async def new(connection: EmbeddedConnection, **settings: object) -> EmbeddedKvS
     return await connection.store_with_config(StoreConfig(name="b", **settings))  # type: ignore[arg-type]
 
 
+async def test_a_value_is_bytes_and_nothing_else(connection: EmbeddedConnection) -> None:
+    store = await new(connection)
+    for value in (5, [1, 2], "on", None):  # bytes(5) would be five zeros
+        with pytest.raises(TypeError):
+            await store.writer.put("k", value)  # type: ignore[arg-type]
+        with pytest.raises(TypeError):
+            await store.writer.create("k", value)  # type: ignore[arg-type]
+        with pytest.raises(TypeError):
+            await store.writer.put_many([("k", value)])  # type: ignore[list-item]
+    assert await store.reader.get("k") is None
+    await store.writer.put_many([("k", memoryview(b"kept"))])  # type: ignore[list-item]
+    found = await store.reader.get("k")
+    assert found is not None
+    assert found.value == b"kept"
+
+
 # --- Two connections stand for two processes: they share nothing but the folder
 
 

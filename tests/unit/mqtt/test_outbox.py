@@ -14,6 +14,8 @@ import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
 from penstock.errors import Backpressure, ClosedError, OptionsError
+from penstock.log import open_log
+from penstock.log.envelope import decode_envelope
 from penstock.mqtt import Client, MqttServer, Outbox, RemoteSpec, ServerOptions, durable_client
 from penstock.mqtt.packets import Properties
 
@@ -175,3 +177,11 @@ def test_what_is_no_message_is_refused(tmp_path: Path, broker: Broker) -> None:
                 outbox.publish(topic, b"")
         with pytest.raises(OptionsError):
             outbox.publish("a", b"", qos=3)
+        for payload in (5, "on", None, [1, 2]):  # bytes(5) would be five zeros
+            with pytest.raises(TypeError):
+                outbox.publish("a", payload)  # type: ignore[arg-type]
+        with pytest.raises(TypeError):
+            outbox.publish_many("a", b"abc")  # type: ignore[arg-type]
+        assert outbox.publish("a", memoryview(b"kept")) >= 0  # type: ignore[arg-type]
+    with open_log(f"{tmp_path}/outbox") as log:
+        assert [decode_envelope(each).payload for each in log.read(log.first_position).to_payloads()] == [b"kept"]

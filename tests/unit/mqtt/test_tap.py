@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,16 @@ import pytest
 from mqtt_use import Device, ManualLoop, World
 
 from penstock.errors import OptionsError
+from penstock.kernel.mqtt import Run
 from penstock.log import open_log
 from penstock.log.envelope import decode_envelope
+from penstock.log.xchannel import Writer
 from penstock.mqtt import packets as p
 from penstock.mqtt.carried import open_headers
 from penstock.mqtt.gate import TurnGate
 from penstock.mqtt.packets import Kind
 from penstock.mqtt.tap import Tap, TapSpec
+from penstock.mqtt.tapped import TappedLog
 
 
 class Tapped(World):
@@ -121,9 +125,8 @@ def test_an_acknowledgement_leaves_after_the_log_has_the_message(tmp_path: Path)
 def test_messages_of_all_clients_in_a_turn_are_one_append(tmp_path: Path) -> None:
     world = Tapped(TapSpec(filter="#", path=f"{tmp_path}/log"))
     log = world.taps[0]._logs[f"{tmp_path}/log"]
-    calls = []
-    append = log.append
-    log.append = lambda part: calls.append(len(part)) or append(part)  # type: ignore[method-assign,func-returns-value,assignment]
+    calls: list[int] = []
+    before_append(log, calls.append)
     devices = [world.device(f"dev-{n}") for n in range(5)]
     for number, device in enumerate(devices):
         device.publish(f"a/{number}", b"%d" % number, number % 3, packet_id=1 if number % 3 else 0)
@@ -166,25 +169,40 @@ def test_a_template_chooses_the_channel_within_its_bound(tmp_path: Path) -> None
     world.close()
 
 
+def before_append(log: TappedLog, act: Callable[[int], Any]) -> Callable[[], None]:
+    """Do something with the number of messages before each append; return what ends that."""
+    append, append_runs = log.append, log.append_runs
+
+    def of_records(records: list[bytes]) -> None:
+        act(len(records))
+        append(records)
+
+    def of_runs(runs: list[Run], headers: list[bytes], times_ns: list[int]) -> None:
+        act(sum(run.count for run in runs))
+        append_runs(runs, headers, times_ns)
+
+    def end() -> None:
+        log.append, log.append_runs = append, append_runs  # type: ignore[method-assign]
+
+    log.append, log.append_runs = of_records, of_runs  # type: ignore[method-assign]
+    return end
+
+
+def no_room(_: Any) -> None:
+    raise OSError(28, "No space left on device")
+
+
 def broken(world: Tapped, path: str) -> Any:
     """Make the tap's log fail; return what mends it."""
     tap = world.taps[0]
     log = tap._logs[path]
-    real = log.append
-
-    def fail(_part: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    log.append = fail  # type: ignore[method-assign,assignment]
+    whole = before_append(log, no_room)
     opened = tap._open
 
-    def not_yet(where: str) -> Any:
-        raise OSError(28, "No space left on device")
-
-    tap._open = lambda where: log if where in tap._logs else not_yet(where)  # type: ignore[method-assign,assignment]
+    tap._open = lambda where: log if where in tap._logs else no_room(where)  # type: ignore[method-assign,assignment]
 
     def mend() -> None:
-        log.append = real  # type: ignore[method-assign]
+        whole()
         tap._open = opened  # type: ignore[method-assign]
 
     return mend
@@ -364,17 +382,16 @@ def test_what_was_refused_stays_so_when_the_log_fails_right_after(tmp_path: Path
     world = Tapped(TapSpec(filter="#", path=path))
     device, other = world.device("dev"), world.device("other")
     log = world.taps[0]._logs[path]
-    real, calls = log.append, []
+    calls = []
 
-    def full_soon(part: Any) -> None:
-        calls.append(part)
+    def full_soon(count: int) -> None:
+        calls.append(count)
         if len(calls) == 3:  # the turn as a whole, the first message, the second
-            raise OSError(28, "No space left on device")
-        real(part)
+            no_room(count)
 
     device.publish("a", bytes(5 << 20), 1, packet_id=1)
     other.publish("a", b"1", 1, packet_id=1)
-    log.append = full_soon  # type: ignore[method-assign]
+    before_append(log, full_soon)
     assert world.turn(device) == [p.Ack(Kind.PUBACK, 1, 0x97)]
     assert other.read() == []
     world.pass_(5.0)
@@ -407,3 +424,111 @@ def test_a_run_partly_in_the_log_is_acknowledged_when_the_rest_is_there_too(tmp_
     assert again.turn(device) == [p.Ack(Kind.PUBREC, 1), p.Ack(Kind.PUBREC, 2)]
     assert payloads(path) == [b"1", b"2"]
     again.close()
+
+
+def test_a_message_that_is_there_already_and_one_that_is_too_large_come_in_one_turn(tmp_path: Path) -> None:
+    path = f"{tmp_path}/log"
+    persistent: dict[str, Any] = {"clean": False, "properties": {"session_expiry": 1000}}
+    world = Tapped(TapSpec(filter="#", path=path))
+    world.device("dev", **persistent).publish("a", b"1", 2, packet_id=1)
+    world.taps[0].end_turn()  # the log has it; the process dies before the journal does
+    world.taps[0]._logs[path].writer.close()
+
+    again = Tapped()
+    device, other = again.device("dev", **persistent), again.device("other")
+    again.taps = [Tap(TapSpec(filter="#", path=path), again.broker)]
+    again.taps[0].attach()
+    device.publish("a", b"1", 2, packet_id=1, dup=True)
+    other.publish("a", bytes(5 << 20), 1, packet_id=1)
+    other.publish("a", b"2", 1, packet_id=2)
+    assert again.turn(device) == [p.Ack(Kind.PUBREC, 1)]
+    assert other.read() == [p.Ack(Kind.PUBACK, 1, 0x97), p.Ack(Kind.PUBACK, 2)]
+    assert payloads(path) == [b"1", b"2"]
+    again.close()
+
+
+def full_soon(log: TappedLog, after: int) -> None:
+    """Let the disk have no room once, behind so many steps of an append: regions of an xchannel, pieces elsewhere."""
+    writer: Any = log.writer
+    owner, name = (writer._tip, "_skip") if isinstance(writer, Writer) else (writer, "append_many")
+    real, left = getattr(owner, name), [after]
+
+    def step(*what: Any) -> Any:
+        left[0] -= 1
+        if left[0] < 0:
+            setattr(owner, name, real)
+            no_room(what)
+        return real(*what)
+
+    setattr(owner, name, step)
+
+
+@pytest.mark.parametrize("format", ["xchannel", "filechannel", "messagelog"])
+def test_a_turn_that_is_half_in_the_log_when_the_disk_is_full_is_written_on_from_there(
+    tmp_path: Path, format: Any
+) -> None:
+    path = f"{tmp_path}/log"
+    options = {"region_bytes": 65536} if format == "xchannel" else {}
+    world = Tapped(TapSpec(filter="#", path=path, format=format, options=options))
+    devices = [world.device(f"dev-{n}", 5) for n in range(3)]
+    sent = []
+    for device in devices:
+        for number in range(60):
+            sent.append(b"%d" % number * 1000)
+            device.publish("a", sent[-1], 1, packet_id=number + 1)
+    tap = world.taps[0]
+    full_soon(tap._logs[path], 1)
+    for device in devices:
+        assert world.turn(device) == []
+    there = len(payloads(path))
+    assert 0 < there < len(sent)
+    opened = tap._open
+    tap._open = no_room  # type: ignore[method-assign]
+    world.pass_(0.3)  # it cannot even be opened
+
+    def opens(where: str) -> TappedLog:
+        log = opened(where)
+        full_soon(log, 1 if format == "xchannel" else 0)
+        return log
+
+    tap._open = opens  # type: ignore[method-assign]
+    world.pass_(0.6)  # it takes some more
+    assert there <= len(payloads(path)) < len(sent)
+    tap._open = opened  # type: ignore[method-assign]
+    world.pass_(5.0)
+    for device in devices:
+        assert device.read() == [p.Ack(Kind.PUBACK, number + 1) for number in range(60)]
+    assert payloads(path) == sent
+    world.close()
+
+
+@pytest.mark.parametrize("format", ["xchannel", "filechannel", "messagelog"])
+@pytest.mark.parametrize("version", [4, 5])
+def test_a_qos_2_message_that_is_refused_and_in_the_log_is_not_written_again(
+    tmp_path: Path, format: Any, version: int
+) -> None:
+    path = f"{tmp_path}/log"
+    options = {"region_bytes": 65536} if format == "xchannel" else {}
+    persistent: dict[str, Any] = {"clean": False}
+    if version == 5:
+        persistent["properties"] = {"session_expiry": 1000}
+    world = Tapped(TapSpec(filter="#", path=path, format=format, options=options))
+    sent = [b"%d" % number * 1000 for number in range(200)]
+    device = world.device("dev", version, **persistent)
+    full_soon(world.taps[0]._logs[path], 1)
+    for number, payload in enumerate(sent, 1):
+        device.publish("a", payload, 2, packet_id=number)
+    answers = world.turn(device)
+    there = len(payloads(path))
+    assert 0 < there < len(sent)
+    if version == 4:
+        assert device.closed
+    else:
+        assert answers == [p.Ack(Kind.PUBREC, number, 0x97) for number in range(1, 201)]
+    world.pass_(1.0)
+    device = world.device("dev", version, **persistent)
+    for number, payload in enumerate(sent, 1):
+        device.publish("a", payload, 2, packet_id=number, dup=True)
+    assert world.turn(device) == [p.Ack(Kind.PUBREC, number) for number in range(1, 201)]
+    assert payloads(path) == sent
+    world.close()

@@ -73,6 +73,11 @@ def test_a_writer_of_a_node_is_used_like_the_writer_of_a_log(tmp_path: Path, for
                     writer.send([b"%d" % n for n in range(100_000)])
                     assert writer.sync() > int(rest[-1])
                     assert writer.last_sequence == 100_003
+                    for payload in (5, [1, 2], "on", None):  # bytes(5) would be five zeros
+                        with pytest.raises(TypeError):
+                            writer.append(payload)
+                    with pytest.raises(TypeError):
+                        writer.append_many(b"abc")
 
             await off(work)
 

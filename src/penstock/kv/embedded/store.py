@@ -207,7 +207,7 @@ class EmbeddedKvWriter(KvWriter):
     async def _write(
         self, what: str, key: str, value: bytes = b"", revision: int = 0, ttl_seconds: float | None = None
     ) -> VersionToken:
-        value = bytes(value)
+        value = bytes(memoryview(value))
         ttl_ns = 0 if ttl_seconds is None else max(1, int(check_ttl(ttl_seconds) * 1e9))
         check_change(key, value)
         change = Change(what, key, value, revision, ttl_ns)  # type: ignore[arg-type]
@@ -306,7 +306,7 @@ def _some(entries: Iterable[tuple[str, bytes]]) -> list[Change]:
     taken: list[Change] = []
     size = 0
     for key, value in islice(entries, CHANGES_A_TURN):
-        taken.append(Change("put", check_change(key, value), bytes(value)))
+        taken.append(Change("put", check_change(key, value), bytes(memoryview(value))))
         size += len(value)
         if size >= PUT_MANY_BYTES:
             break

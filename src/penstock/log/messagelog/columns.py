@@ -34,7 +34,7 @@ def sender_bytes(sender: str | bytes) -> bytes:
     >>> sender_bytes("zoë@localhost")[:4]
     b'zo\xc3\xab'
     """
-    return sender.encode() if isinstance(sender, str) else bytes(sender)
+    return sender.encode() if isinstance(sender, str) else bytes(memoryview(sender))
 
 
 def entry_columns(payloads: Any, sender: Any = None, timestamp_ns: Any = None) -> EntryColumns:

@@ -150,6 +150,18 @@ class Writer(Handle):
         self._durability.written()
         return positions
 
+    def append_in_place(self, source: Any) -> None:
+        """Let a source publish its records where they will lie: no copy of them is made before.
+
+        ``source.fill(appender)`` is code of the kernel.  It publishes while there is room and returns the size of the
+        record that found none, or -1 when there are no more.  Readers may see the first before the last are written.
+        """
+        self._durability.check()
+        with self._tip.lock:
+            while (length := source.fill(self._appender)) >= 0:
+                self._tip.make_room(length)
+        self._durability.written()
+
     def reserve(self, length: int) -> memoryview:
         """Return ``length`` writable bytes where the next record's payload will be; ``commit`` publishes it.
 

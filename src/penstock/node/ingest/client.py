@@ -92,7 +92,7 @@ class IngestWriter:
 
     def append(self, payload: Any, *, kind: int = 0, timestamp_ns: int | None = None) -> int:
         """Append one record and return its position; -1 when the node had it already, from before it was restarted."""
-        positions = self.append_many([bytes(payload)], kind=kind, timestamp_ns=timestamp_ns)
+        positions = self.append_many([payload], kind=kind, timestamp_ns=timestamp_ns)
         return int(positions[0])
 
     def append_many(self, payloads: Any, *, kind: Any = 0, timestamp_ns: Any = None) -> NDArray[np.int64]:
@@ -111,7 +111,9 @@ class IngestWriter:
         """Hand records over and do not wait for the log; ``flush`` does.  It waits while too much is under way."""
         with self._mutex:
             self._check()
-            records = payloads.to_payloads() if isinstance(payloads, Batch) else [bytes(one) for one in payloads]
+            records = (
+                payloads.to_payloads() if isinstance(payloads, Batch) else [bytes(memoryview(one)) for one in payloads]
+            )
             times, kinds = _column(timestamp_ns, len(records), None), _column(kind, len(records), 0)
             deadline = time.monotonic() + self.timeout
             if self._socket is None:

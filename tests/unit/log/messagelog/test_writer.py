@@ -75,6 +75,14 @@ def test_the_largest_sender_and_payload_are_taken_and_larger_ones_refused(tmp_pa
         assert log.last_seq == 1
 
 
+def test_what_is_no_text_and_no_bytes_is_no_sender(tmp_path: Path) -> None:
+    with MessageLog.open(tmp_path) as log:
+        for sender in (5, [1, 2]):  # bytes(5) would be five zeros
+            with pytest.raises(TypeError):
+                log.append(b"", sender=sender)  # type: ignore[arg-type]
+        assert log.last_seq == 0
+
+
 def test_a_kind_is_not_dropped_in_silence(tmp_path: Path) -> None:
     with MessageLog.open(tmp_path) as log:
         with pytest.raises(OptionsError, match="kind"):
