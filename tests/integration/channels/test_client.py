@@ -493,6 +493,31 @@ async def test_who_gives_up_waiting_does_not_lose_the_connection_for_asking_too_
         assert ann._dialogue is before
 
 
+async def test_a_request_that_is_never_answered_does_not_keep_its_place_for_ever(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    """The original drops what takes too long without a word."""
+    monkeypatch.setattr("penstock.channels.wire.dialogue.ABANDONED_SECONDS", 0.05)
+    thinks = Thinks()
+    async with (
+        asyncio.timeout(SECONDS),
+        ChannelServer(tmp_path, options(limits={"max_inflight_requests": 4}), modulator=thinks) as server,
+        await enter(server, "ann") as ann,
+    ):
+        await ann.join("c")
+        tasks = [asyncio.create_task(ann.broadcast("c", b"x")) for _ in range(2)]
+        tasks.append(asyncio.create_task(ann.broadcast_many("c", [b"x"] * 2)))
+        assert ann._dialogue is not None
+        while not ann._dialogue._slots.locked():
+            await asyncio.sleep(0.001)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        assert await ann.channels() == ["!c@localhost"]
+        assert not ann._dialogue._waiting
+        thinks.answer.set()
+
+
 async def test_a_history_that_was_given_up_is_not_heard_as_news(tmp_path: Path) -> None:
     async with serving(tmp_path) as server, await enter(server, "ann") as ann, await enter(server, "bob") as bob:
         await ann.join("c")
