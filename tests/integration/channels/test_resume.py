@@ -227,3 +227,25 @@ async def test_a_resume_that_something_else_overtakes_is_answered(second: str, t
             assert sorted(answered) == ["1", "2", "3", "4"]
     finally:
         await server.stop()
+
+
+async def test_a_resume_that_is_refused_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Or a client could fill the memory of its server with names."""
+    server = await serve(tmp_path)
+    try:
+        async with await kept(server, "bob") as bob, await Raw.open(server) as raw:
+            await bob.join("jobs")
+            await bob.configure("jobs", persist=True, type="fifo")
+            await raw.login("ann", auth=True, hello=HELLO)
+            (shell,) = [shell for shell in server.clients if str(shell.link.nid) == "ann@localhost"]
+            names = [
+                "!c@localhost",
+                "!jobs@localhost",
+                "!c@far.io",
+                *(f"!no/{number}@localhost" for number in range(20)),
+            ]
+            for number, name in enumerate(names, 1):
+                assert f"ERROR id={number} " in await raw.ask(f"RESUME id={number} channel={name} from_seq=1")
+            assert not shell._replays
+    finally:
+        await server.stop()

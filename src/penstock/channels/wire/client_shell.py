@@ -527,6 +527,11 @@ class ClientShell:
         self.link.in_flight += 1
         self._begin(self._replayed(replay), 0)
 
+    def forget(self, channel: ChannelId, replay: Replay) -> None:
+        """Forget a replay that was refused, unless another is in its place."""
+        if self._replays.get(channel) is replay:
+            del self._replays[channel]
+
     async def _replayed(self, replay: Replay) -> None:
         """Replay a channel; as a request it is under way only until it is answered."""
         try:

@@ -31,6 +31,8 @@ HELD: Final = 4096
 """Messages held while the log is read; more are read from the log again."""
 HELD_BYTES: Final = 8 << 20
 """Bytes of payloads held."""
+MEMBERS_ONLY: Final = frozenset({"NOT_ALLOWED", "PERSISTENCE_NOT_ENABLED"})
+"""Refusals that only a member of a channel gets, who may hear it all the same, now or later."""
 PIECE: Final = 256
 """Messages read from the log at a time."""
 
@@ -90,7 +92,9 @@ class Replay:
             first, last, spent = await self._manager.submit(c.Range(self._channel, nid, for_resume=True))
         except Refused as exc:
             link.refused(exc, self._frame.id)
-            if not self._stopped:  # a channel without history is heard from now on
+            if exc.reason not in MEMBERS_ONLY:
+                self._shell.forget(self._channel, self)
+            elif not self._stopped:  # a channel without history is heard from now on
                 self._go_live(0)
             return None
         except Exception:  # noqa: BLE001 - the log of this channel cannot be read
