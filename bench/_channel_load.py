@@ -203,8 +203,8 @@ class Visitor:
         return decode_line(line)
 
     def heard_all(self) -> None:
-        """Take the events of others that joined: there are no messages yet."""
-        self.socket.settimeout(0.3)
+        """Take the events of others that joined, which are there by now: there are no messages yet."""
+        self.socket.settimeout(0.01)
         try:
             while True:
                 self.frame()
@@ -297,6 +297,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "SET_CHAN_ACL", id=3, action="add", channel=CHANNEL, type="read",
         nids=[f"bench_consumer_{n}@localhost" for n in range(args.consumers)],
     )  # fmt: skip
+    time.sleep(0.3)
     for visitor in [*makers, *hearers]:
         visitor.heard_all()
     selector, room = selectors.DefaultSelector(), bytearray(READ)

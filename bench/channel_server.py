@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -113,7 +114,15 @@ class Original:
         ))  # fmt: skip
         self.tls, self.plain = f"127.0.0.1:{port}", None
         self.pid = self.processes[-1].pid
-        time.sleep(2)
+        until = time.monotonic() + 30
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                break
+            except OSError:
+                if time.monotonic() > until or self.processes[-1].poll() is not None:
+                    raise SystemExit(f"{binary} does not listen") from None
+                time.sleep(0.02)
 
     def stop(self) -> None:
         for process in reversed(self.processes):

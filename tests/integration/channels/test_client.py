@@ -12,6 +12,8 @@ import pytest
 from wire_use import SECONDS, PlainAuthenticator, Raw, options, plain_token
 
 from penstock.channels.wire import BlockingClient, ChannelServer, Client, Gap, Heard, HeardEvent
+from penstock.channels.wire.dialogue import Dialogue
+from penstock.channels.wire.frames import Frame
 from penstock.errors import ClosedError, NotConnected, OptionsError, Refused, Timeout
 
 C = "channel=!c@localhost"
@@ -491,6 +493,31 @@ async def test_who_gives_up_waiting_does_not_lose_the_connection_for_asking_too_
         assert ann._dialogue is before
 
 
+async def test_a_request_that_is_never_answered_does_not_keep_its_place_for_ever(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    """The original drops what takes too long without a word."""
+    monkeypatch.setattr("penstock.channels.wire.dialogue.ABANDONED_SECONDS", 0.05)
+    thinks = Thinks()
+    async with (
+        asyncio.timeout(SECONDS),
+        ChannelServer(tmp_path, options(limits={"max_inflight_requests": 4}), modulator=thinks) as server,
+        await enter(server, "ann") as ann,
+    ):
+        await ann.join("c")
+        tasks = [asyncio.create_task(ann.broadcast("c", b"x")) for _ in range(2)]
+        tasks.append(asyncio.create_task(ann.broadcast_many("c", [b"x"] * 2)))
+        assert ann._dialogue is not None
+        while not ann._dialogue._slots.locked():
+            await asyncio.sleep(0.001)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        assert await ann.channels() == ["!c@localhost"]
+        assert not ann._dialogue._waiting
+        thinks.answer.set()
+
+
 async def test_a_history_that_was_given_up_is_not_heard_as_news(tmp_path: Path) -> None:
     async with serving(tmp_path) as server, await enter(server, "ann") as ann, await enter(server, "bob") as bob:
         await ann.join("c")
@@ -555,3 +582,46 @@ async def test_who_stops_taking_news_is_told_why_nothing_is_answered(tmp_path: P
         with pytest.raises(Timeout, match=r"\d+ messages wait to be taken"):
             await ann.channels()
         await ann.close()
+
+
+@pytest.mark.parametrize("auth", [True, False], ids=["kept", "transient"])
+async def test_who_is_in_many_channels_does_not_come_back_one_by_one(
+    auth: bool, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """A round trip for each would take longer than any time limit where the server is far."""
+    under_way: set[object] = set()
+    most = 0
+    ask = Dialogue.ask
+
+    async def counted(self: Dialogue, name: str, *args: Any, **fields: Any) -> Frame:
+        nonlocal most
+        one = object()
+        under_way.add(one)
+        most = max(most, len(under_way))
+        try:
+            return await ask(self, name, *args, **fields)
+        finally:
+            under_way.remove(one)
+
+    names = [f"c/{number}" for number in range(40)]
+    async with serving(tmp_path, auth=auth) as server, await enter(server, "ann") as ann:
+        for name in names:
+            await ann.join(name)
+            if auth:
+                await ann.configure(name, persist=True)
+        async with await enter(server, "bob") as bob:
+            for name in names:
+                await bob.join(name)
+            monkeypatch.setattr(Dialogue, "ask", counted)
+            await cut(server, ann)
+            await back(ann)
+            assert most > 10
+            for name in names:
+                await bob.broadcast(name, name.encode())
+            found = set()
+            async with asyncio.timeout(SECONDS):
+                async for message in ann.messages():
+                    found.add((message.channel, message.payload))
+                    if len(found) == len(names):
+                        break
+            assert found == {(f"!{name}@localhost", name.encode()) for name in names}

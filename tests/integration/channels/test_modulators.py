@@ -16,6 +16,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from wire_use import PlainAuthenticator, Raw, options, plain_token
 
+from penstock.channels.ids import ChannelId, Nid
 from penstock.channels.wire import Challenge, ChannelServer, Client
 from penstock.channels.wire.builtin import JsonSchema, JsonWebTokens, PasswordFile
 from penstock.channels.wire.counts import LATE
@@ -24,6 +25,8 @@ from penstock.net import hash_password
 from penstock.net.credentials import change_credentials, hash_token
 
 C = "channel=!c@localhost"
+
+OPS, ANN = ChannelId("ops", "localhost"), Nid("ann", "localhost")
 
 
 async def served(tmp_path: Path, modulator: object, **more: Any) -> ChannelServer:
@@ -217,6 +220,36 @@ def test_a_secret_that_can_be_guessed_is_refused(secret: bytes, tmp_path: Path) 
     (tmp_path / "key").write_bytes(secret)
     with pytest.raises(OptionsError, match="32 are wanted"):
         JsonWebTokens(str(tmp_path / "key"))
+
+
+@pytest.mark.parametrize("place", ["#/nope", "other.json", "file:///etc/passwd", "http://127.0.0.1:9/x.json"])
+def test_a_schema_that_refers_to_what_is_not_there_is_refused(place: str) -> None:
+    """Nothing is fetched, and nothing is found missing only when a message comes."""
+    with pytest.raises(OptionsError, match=f"the schema of ops: .*{place}"):
+        JsonSchema({"ops": {"type": "array", "items": {"$ref": place}}})
+    JsonSchema(
+        {"ops": {"const": {"$ref": place}, "$defs": {"a": {"$id": "a/b", "$defs": {"c": {}}, "$ref": "b#/$defs/c"}}}}
+    )
+
+
+@pytest.mark.parametrize(
+    ("payload", "fits"),
+    [
+        ([{"a": n} for n in range(6000)], True), ([{"a": n % 5999} for n in range(6000)], False),
+        ([1, True, "1", None, [1], {"1": 1}, 0, False, []], True), ([1, 1.0], False), ([[0], [False]], True),
+        ([{"a": 1, "b": 2}, {"b": 2, "a": 1}], False),
+    ],
+)  # fmt: skip
+def test_many_items_are_compared_in_no_time(payload: list[Any], fits: bool) -> None:
+    """Each with each takes minutes: one message would keep a thread, and with it the modulator."""
+    checks = JsonSchema({"ops": {"uniqueItems": True}})
+    data = json.dumps(payload).encode()
+    assert checks.transform(ANN, OPS, data) == (data if fits else None)
+
+
+@pytest.mark.parametrize("payload", [b"1e400", b"-Infinity", b"1" * 4000])
+def test_a_number_beyond_all_bounds_is_refused(payload: bytes) -> None:
+    assert JsonSchema({"ops": {"multipleOf": 0.1}}).transform(ANN, OPS, payload) is None
 
 
 async def test_a_schema_refuses_payloads_that_do_not_fit(tmp_path: Path) -> None:

@@ -179,3 +179,73 @@ async def test_a_client_that_was_closed_leaves_no_socket() -> None:
         await client.close()
         assert closing.is_set()
         assert connection._lost
+
+
+async def test_replays_that_go_on_are_no_requests_under_way(tmp_path: Path, monkeypatch: Any) -> None:
+    """A RESUME is answered when its replay begins: who resumes many channels does not ask too much at a time."""
+    monkeypatch.setattr("penstock.channels.wire.resume.PIECE", 5)  # a replay takes its time
+    names = [f"c/{number}" for number in range(8)]
+    async with (
+        asyncio.timeout(SECONDS),
+        ChannelServer(
+            tmp_path, options(limits={"max_inflight_requests": 2, "rate_limit": 0}), modulator=PlainAuthenticator()
+        ) as server,
+        await Client.connect(address(server), token=plain_token("bob")) as bob,
+    ):
+        for name in names:
+            await bob.join(name)
+            await bob.configure(name, persist=True)
+            for _ in range(10):
+                await bob.broadcast_many(name, [b"x" * 1000] * 100)
+        async with await Raw.open(server) as raw:
+            await raw.login("bob", auth=True, hello=HELLO)
+            for number, name in enumerate(names, 1):
+                raw.write(f"RESUME id={number} channel=!{name}@localhost from_seq=1\n")
+                while not (frame := await raw.frame()).startswith(b"RESUME_ACK id=%d " % number):
+                    assert frame, f"closed before {number} was answered"
+
+
+@pytest.mark.parametrize("second", [f"RESUME id=2 {C} from_seq=2", f"LEAVE id=2 {C}"])
+async def test_a_resume_that_something_else_overtakes_is_answered(second: str, tmp_path: Path) -> None:
+    server = await serve(tmp_path)
+    try:
+        async with await kept(server, "bob") as bob, await Raw.open(server) as raw:
+            await bob.broadcast_many("c", [b"x"] * 3)
+            async with await Client.connect(address(server), token=plain_token("ann")) as ann:
+                await ann.join("c")
+            await raw.login("ann", auth=True, hello=HELLO)
+            raw.write(f"RESUME id=1 {C} from_seq=1\n{second}\nCHAN_SEQ id=3 {C}\n")
+            answered: list[str] = []
+            while "3" not in answered:
+                frame = (await raw.frame()).decode()
+                assert frame
+                answered += [word.removeprefix("id=") for word in frame.split() if word.startswith("id=")]
+            raw.write(f"GET_CHAN_CONFIG id=4 {C}\n")
+            while "4" not in answered:
+                frame = (await raw.frame()).decode()
+                answered += [word.removeprefix("id=") for word in frame.split() if word.startswith("id=")]
+            assert sorted(answered) == ["1", "2", "3", "4"]
+    finally:
+        await server.stop()
+
+
+async def test_a_resume_that_is_refused_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Or a client could fill the memory of its server with names."""
+    server = await serve(tmp_path)
+    try:
+        async with await kept(server, "bob") as bob, await Raw.open(server) as raw:
+            await bob.join("jobs")
+            await bob.configure("jobs", persist=True, type="fifo")
+            await raw.login("ann", auth=True, hello=HELLO)
+            (shell,) = [shell for shell in server.clients if str(shell.link.nid) == "ann@localhost"]
+            names = [
+                "!c@localhost",
+                "!jobs@localhost",
+                "!c@far.io",
+                *(f"!no/{number}@localhost" for number in range(20)),
+            ]
+            for number, name in enumerate(names, 1):
+                assert f"ERROR id={number} " in await raw.ask(f"RESUME id={number} channel={name} from_seq=1")
+            assert not shell._replays
+    finally:
+        await server.stop()

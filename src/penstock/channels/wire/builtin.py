@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+from collections.abc import Iterator
 from typing import Any, Final
 
 from penstock.channels.ids import ChannelId, Nid
@@ -145,7 +146,9 @@ class JsonSchema:
                 kind.check_schema(schema)
             except jsonschema.SchemaError as exc:
                 raise OptionsError(f"the schema of {handler}: {exc.message}") from exc
-            self._checks[handler] = kind(schema)
+            _check_references(handler, schema, kind)
+            strict = jsonschema.validators.extend(kind, {"uniqueItems": _unique_items})
+            self._checks[handler] = strict(schema, registry=_known_schemas())
 
     def transform(self, nid: Nid, channel: ChannelId, payload: bytes) -> bytes | None:  # noqa: ARG002
         """Return the payload as it is, or None."""
@@ -154,8 +157,63 @@ class JsonSchema:
             return payload
         try:
             return payload if check.is_valid(json.loads(payload)) else None
-        except (ValueError, RecursionError):  # no JSON, or deeper than anyone means it
+        except (ValueError, ArithmeticError, RecursionError):  # no JSON, or larger or deeper than anyone means it
             return None
+
+
+def _known_schemas() -> Any:
+    """Return the schemas that one may refer to: those of JSON schema itself; nothing is ever fetched."""
+    from jsonschema_specifications import REGISTRY
+
+    return REGISTRY
+
+
+def _check_references(handler: str, schema: Any, kind: Any) -> None:
+    """Refuse a schema that refers to what is not there: every message would find that out anew."""
+    import referencing.jsonschema
+
+    rules = referencing.jsonschema.specification_with(kind.META_SCHEMA["$schema"])
+
+    def walk(part: Any, resolver: Any) -> None:
+        if isinstance(part, dict):
+            resource = rules.create_resource(part)
+            if resource.id() is not None:
+                resolver = resolver.in_subresource(resource)
+            if isinstance(reference := part.get("$ref"), str):
+                try:
+                    resolver.lookup(reference)
+                except referencing.exceptions.Unresolvable as exc:
+                    raise OptionsError(f"the schema of {handler}: $ref {reference!r} leads nowhere here") from exc
+            part = [value for key, value in part.items() if key not in ("enum", "const", "default", "examples")]
+        if isinstance(part, list):
+            for inner in part:
+                walk(inner, resolver)
+
+    root = rules.create_resource(schema)
+    walk(schema, _known_schemas().with_resource("", root).resolver())
+
+
+def _unique_items(_: Any, wanted: bool, items: Any, __: Any) -> Iterator[Any]:
+    """Say whether items are all different, in one pass: comparing each with each takes minutes for 64 KiB of them."""
+    from jsonschema import ValidationError
+
+    if wanted and isinstance(items, list) and len({_hashable(item) for item in items}) < len(items):
+        yield ValidationError("its items are not all different")
+
+
+def _hashable(value: Any) -> Any:
+    """Return what is equal for values that JSON calls equal, and only for those.
+
+    >>> [_hashable(1) == _hashable(other) for other in (1.0, True, "1")]
+    [True, False, False]
+    """
+    if isinstance(value, bool):
+        return "bool", value
+    if isinstance(value, list):
+        return "list", tuple(map(_hashable, value))
+    if isinstance(value, dict):
+        return "dict", frozenset((key, _hashable(inner)) for key, inner in value.items())
+    return value
 
 
 def _setting(name: str, what: str) -> str:

@@ -430,9 +430,12 @@ class Client:
                 break
             page += 1
         known = set(self.seen)
-        for channel in joined:
+
+        async def go_on(channel: str) -> None:
             if await self._replayed(dialogue, channel) == "PERSISTENCE_NOT_ENABLED" and channel in known:
                 self._tell(Gap(channel, self.seen[channel] + 1, None))
+
+        await asyncio.gather(*map(go_on, joined))
         await self._rejoin(dialogue, [channel for channel in known if channel not in joined], resumes=True)
 
     async def _replayed(self, dialogue: Dialogue, channel: str) -> str:
@@ -448,28 +451,30 @@ class Client:
 
     async def _rejoin(self, dialogue: Dialogue, channels: list[str], *, resumes: bool) -> None:
         """Join again what was left when the connection was lost: what was said meanwhile is kept, or gone."""
-        for channel in channels:
-            last = self.seen[channel]
-            number: int | None = None
-            aside: list[MessageRun | Frame] = []
-            self._returning[channel] = aside
-            try:
-                number = (await dialogue.ask("JOIN", channel=channel)).fields["last_seq"]
-            except Refused as exc:
-                if exc.reason != "USER_IN_CHANNEL":
-                    _log.warning("%s could not be joined again: %s", channel, exc)
-                    del self.seen[channel], self._returning[channel]
-                    self._tell(HeardEvent("MEMBER_LEFT", channel, self.nid, None))
-                    continue
-            if resumes and not await self._replayed(dialogue, channel):
-                continue
-            # What was said meanwhile is gone.  How much that is can be told unless the numbers began again.
-            if number is None or number != last:
-                self._tell(Gap(channel, last + 1, number if number is not None and number > last else None))
-            self.seen[channel] = number or 0
-            self._returning.pop(channel, None)
-            for item in aside:
-                self._hear(item)
+        await asyncio.gather(*(self._rejoin_one(dialogue, channel, resumes=resumes) for channel in channels))
+
+    async def _rejoin_one(self, dialogue: Dialogue, channel: str, *, resumes: bool) -> None:
+        last = self.seen[channel]
+        number: int | None = None
+        aside: list[MessageRun | Frame] = []
+        self._returning[channel] = aside
+        try:
+            number = (await dialogue.ask("JOIN", channel=channel)).fields["last_seq"]
+        except Refused as exc:
+            if exc.reason != "USER_IN_CHANNEL":
+                _log.warning("%s could not be joined again: %s", channel, exc)
+                del self.seen[channel], self._returning[channel]
+                self._tell(HeardEvent("MEMBER_LEFT", channel, self.nid, None))
+                return
+        if resumes and not await self._replayed(dialogue, channel):
+            return
+        # What was said meanwhile is gone.  How much that is can be told unless the numbers began again.
+        if number is None or number != last:
+            self._tell(Gap(channel, last + 1, number if number is not None and number > last else None))
+        self.seen[channel] = number or 0
+        self._returning.pop(channel, None)
+        for item in aside:
+            self._hear(item)
 
     def _tell(self, item: News) -> None:
         self._inbox.append(item)

@@ -524,7 +524,22 @@ class ClientShell:
         if before is not None:
             before.stop()
         replay = self._replays[channel] = Replay(self, self._server.manager, frame, channel)
-        self._begin(replay.run())
+        self.link.in_flight += 1
+        self._begin(self._replayed(replay), 0)
+
+    def forget(self, channel: ChannelId, replay: Replay) -> None:
+        """Forget a replay that was refused, unless another is in its place."""
+        if self._replays.get(channel) is replay:
+            del self._replays[channel]
+
+    async def _replayed(self, replay: Replay) -> None:
+        """Replay a channel; as a request it is under way only until it is answered."""
+        try:
+            begin = await replay.begin()
+        finally:
+            self.link.in_flight -= 1
+        if begin is not None:
+            await replay.run(begin)
 
     def _note(self, frame: Frame, channel: ChannelId, answer: Any) -> None:
         """Let a channel that was just joined be heard at once, and do not replay a client's own messages to it."""

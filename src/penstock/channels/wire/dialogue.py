@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from penstock import kernel
 from penstock.channels.wire.cutter import AckRun, Cutter, Fault, MessageRun, cut_client_run
@@ -18,8 +18,13 @@ from penstock.net import Connection
 
 __all__ = ["Dialogue"]
 
+T = TypeVar("T")
+
 SILENT: Final = 3
 """How many heartbeats a server may be silent: it speaks after one when nothing else is said."""
+
+ABANDONED_SECONDS: Final = 30.0
+"""After how long a request that nobody waits for counts as answered: longer than servers keep one (20 s)."""
 
 HANDSHAKES: Final = frozenset({"CONNECT_ACK", "IDENTIFY_ACK", "AUTH_ACK", "S2M_CONNECT_ACK", "M2S_CONNECT_ACK"})
 
@@ -159,7 +164,16 @@ class Dialogue:
 
         self._waiting[number] = future
         future.add_done_callback(answered)
-        return await asyncio.shield(future)
+        return await self._answer_to(future)
+
+    @staticmethod
+    async def _answer_to(future: asyncio.Future[T]) -> T:
+        """Wait for an answer; who is cancelled leaves the request under way, though not for ever."""
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            asyncio.get_running_loop().call_later(ABANDONED_SECONDS, future.cancel)
+            raise
 
     async def history(self, channel: str, from_seq: int, limit: int) -> list[Frame]:
         """Ask for stored messages."""
@@ -198,7 +212,7 @@ class Dialogue:
         self._runs[ids[-1]] = future, [], len(ids)
         self._run_of.update(dict.fromkeys(ids, ids[-1]))
         future.add_done_callback(answered)
-        return await asyncio.shield(future)
+        return await self._answer_to(future)
 
     def _encoded_run(self, channel: str, payloads: tuple[bytes, ...], qos: int) -> tuple[range, bytes]:
         """Return the ids of broadcasts, in a row, and their bytes."""

@@ -31,6 +31,8 @@ HELD: Final = 4096
 """Messages held while the log is read; more are read from the log again."""
 HELD_BYTES: Final = 8 << 20
 """Bytes of payloads held."""
+MEMBERS_ONLY: Final = frozenset({"NOT_ALLOWED", "PERSISTENCE_NOT_ENABLED"})
+"""Refusals that only a member of a channel gets, who may hear it all the same, now or later."""
 PIECE: Final = 256
 """Messages read from the log at a time."""
 
@@ -80,8 +82,8 @@ class Replay:
         self.joining = False
         self._go_live(0)
 
-    async def run(self) -> None:
-        """Replay, then go live."""
+    async def begin(self) -> int | None:
+        """Answer, and return the number to replay from; None when there is nothing to replay."""
         link, nid = self._shell.link, self._shell.link.nid
         assert nid is not None
         assert self._frame is not None
@@ -90,17 +92,18 @@ class Replay:
             first, last, spent = await self._manager.submit(c.Range(self._channel, nid, for_resume=True))
         except Refused as exc:
             link.refused(exc, self._frame.id)
-            if not self._stopped:  # a channel without history is heard from now on
+            if exc.reason not in MEMBERS_ONLY:
+                self._shell.forget(self._channel, self)
+            elif not self._stopped:  # a channel without history is heard from now on
                 self._go_live(0)
-            return
+            return None
         except Exception:  # noqa: BLE001 - the log of this channel cannot be read
             link.fail("INTERNAL_SERVER_ERROR", None, self._frame.id)
-            return
-        if self._stopped:
-            return
+            return None
         begin, recovered = where_to_begin(wanted, first or spent + 1, spent + 1)
-        self._acknowledge(begin, last or spent, recovered=recovered)
-        await self._replay(nid, begin)
+        if link.ended is None:
+            self._acknowledge(begin, last or spent, recovered=recovered)
+        return None if self._stopped else begin
 
     def _acknowledge(self, first: int, last: int, *, recovered: bool) -> None:
         assert self._frame is not None
@@ -113,8 +116,10 @@ class Replay:
         }
         self._shell.link.send(encode_frame("RESUME_ACK", answer))
 
-    async def _replay(self, nid: Nid, begin: int) -> None:
-        link = self._shell.link
+    async def run(self, begin: int) -> None:
+        """Replay from a number on, then go live."""
+        link, nid = self._shell.link, self._shell.link.nid
+        assert nid is not None
         while not self._is_over():
             if self._held and self._held[0].first_seq <= begin:
                 self._go_live(begin)
