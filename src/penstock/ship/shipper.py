@@ -33,7 +33,18 @@ from penstock.log.sidecar import identity_of, sidecar_of
 from penstock.metrics import REGISTRY
 from penstock.ship.fence import Fence, read_head
 from penstock.ship.local import drop_shipped, ship_cursor
-from penstock.ship.manifest import PAGE_ENTRIES, Entry, Extra, Head, PageRef, Trash, encode_page, object_key, page_key
+from penstock.ship.manifest import (
+    PAGE_ENTRIES,
+    Entry,
+    Extra,
+    Head,
+    PageRef,
+    Trash,
+    check_channel,
+    encode_page,
+    object_key,
+    page_key,
+)
 from penstock.ship.segments import (
     LocalSegment,
     check_format,
@@ -175,6 +186,7 @@ class Shipper(ClosingHandle):
         super().__init__()
         self.path, self.store = os.fspath(path).rstrip("/"), store
         self.channel = channel or os.path.basename(self.path)
+        check_channel(self.channel)
         self.options, self._clock, self._progress = options or ShipOptions(), clock, progress
         self._disk = disk or disk_for(self.path)
         self._pace = Pace(self.options.bytes_per_second, clock, sleep)
