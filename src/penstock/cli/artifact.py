@@ -137,19 +137,17 @@ def verify(artifact: ArtifactArgument, json: JsonOption = False) -> None:
 
 def push(store: StoreArgument, url: UrlArgument, non_atomic: NonAtomicOption = False, json: JsonOption = False) -> None:
     """Export a store and publish it, unless a newer one is published."""
-    import contextlib
     import os
-    import tempfile
 
     from penstock.artifact import export_store, fold_here, transport_for
     from penstock.artifact.here import split_artifact
+    from penstock.disk.tree import staged
     from penstock.store import open_store
 
     place, key = split_artifact(url)
     transport = transport_for(place, allow_non_atomic_pointer=non_atomic)
-    with fold_here(store) as path, contextlib.ExitStack() as stack:
-        beside = os.path.dirname(os.path.abspath(path))  # on its file system, so that engines may link files
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=".penstock-push-", dir=beside))
+    # Beside the store, on its file system, so that engines may link files.
+    with fold_here(store) as path, staged(os.path.abspath(path), "push") as folder:
         artifact = folder + "/artifact"
         with open_store(path, read_only=False) as opened:
             manifest = export_store(opened, artifact)
