@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_SECONDS = 0.5
 LAST_PAUSE_SECONDS = 30.0
-TELL_SECONDS = 5.0
+METRICS_SECONDS = 5.0
 
 
 class ShipPart:
@@ -61,7 +61,7 @@ class ShipPart:
         self._state, self._reason = State.NEW, ""
         self._task: asyncio.Task[None] | None = None
         self._stop, self._ready = asyncio.Event(), asyncio.Event()
-        self._told_at = -math.inf
+        self._measured_at = -math.inf
         self._drain, self._paused = False, paused
         self._shipper: Shipper | None = None
         self._error: BaseException | None = None
@@ -208,7 +208,7 @@ class ShipPart:
                 self._shipper.pause()
         count = self._shipper.step()
         now = self._clock.monotonic()
-        if now >= self._told_at + TELL_SECONDS:
-            self._told_at = now
+        if now >= self._measured_at + METRICS_SECONDS:
+            self._measured_at = now
             self._shipper.status()  # for the metrics: how far behind it is
         return count
