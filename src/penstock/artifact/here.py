@@ -26,7 +26,7 @@ __all__ = ["artifact_here", "fold_here", "open_fold", "split_artifact"]
 Store = AppendLogStore | RocksStore | LmdbStore
 
 
-def _untold(_size: int) -> None:
+def _no_progress(_size: int) -> None:
     pass
 
 
@@ -70,7 +70,7 @@ def _kind_of(place: str) -> _Kind:
 
 
 @contextlib.contextmanager
-def artifact_here(place: str, progress: Progress = _untold) -> Iterator[str]:
+def artifact_here(place: str, progress: Progress = _no_progress) -> Iterator[str]:
     """Yield the folder of an artifact on this machine: its own, or a copy that is gone afterwards.
 
     >>> with artifact_here("/nowhere/routes") as folder:
@@ -96,7 +96,7 @@ def artifact_here(place: str, progress: Progress = _untold) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def fold_here(place: str, progress: Progress = _untold) -> Iterator[str]:
+def fold_here(place: str, progress: Progress = _no_progress) -> Iterator[str]:
     """Yield the path of a store on this machine: its own, or a copy that is gone afterwards.
 
     ``place`` is a store or an artifact, here or by URL.
@@ -123,7 +123,7 @@ def fold_here(place: str, progress: Progress = _untold) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def open_fold(place: str, progress: Progress = _untold) -> Iterator[Store]:
+def open_fold(place: str, progress: Progress = _no_progress) -> Iterator[Store]:
     """Open a store or an artifact for reading, here or by URL; an append log is read where it is.
 
     >>> with open_fold("/nowhere/routes.snap") as store:

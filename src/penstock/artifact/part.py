@@ -17,6 +17,7 @@ from penstock.artifact.lease import ExportLease
 from penstock.artifact.round import GRACE_TTLS, Between, RoundReport, exporter_of, run_export_round
 from penstock.artifact.transport import Transport, transport_for
 from penstock.disk import ObjectOptions, in_disk_thread
+from penstock.disk.tree import staged
 from penstock.errors import OptionsError
 from penstock.kv import KvConnection
 from penstock.lifecycle import Health, Life, State
@@ -138,7 +139,7 @@ class ExportPart:
     async def _export(self, fold: Between, transport: Transport) -> RoundReport:
         if self._leases is None:
             report = RoundReport(won=True)
-            with tempfile.TemporaryDirectory(prefix=".penstock-export-", dir=self._scratch) as folder:
+            with staged(self._scratch + "/export", "export") as folder:
                 report.manifest = await exporter_of(fold)(folder + "/artifact")
                 report.outcome = await in_disk_thread(transport.upload, folder + "/artifact", self._key)
             if report.outcome.result == "published":

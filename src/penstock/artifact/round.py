@@ -9,7 +9,8 @@
                                 │ published
                             completing ── complete, prune (neither may fail the round) ──► idle
 
-The local artifact is removed on every way: it pins files that the store would let go.
+The local artifact is removed on every way, that of a round that was killed by a later one: it pins files that the
+store would let go.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ HEADERS_BYTES_A_FILE: Final = 16 << 10
 
 
 def pack(
-    artifact: str, manifest: ExportManifest, data: bytes, told: Callable[[int], None] = lambda _: None
+    artifact: str, manifest: ExportManifest, data: bytes, progress: Callable[[int], None] = lambda _: None
 ) -> Iterator[bytes]:
     """Yield the tar of an artifact whose manifest has these bytes; CorruptionError if a file is not as declared."""
     yield _folder("./", manifest)
@@ -49,7 +49,7 @@ def pack(
         with disk_for(artifact).open(f"{artifact}/{file.path}") as source:
             while at < file.size and (some := source.read_at(at, min(CHUNK_BYTES, file.size - at))):
                 at += len(some)
-                told(len(some))
+                progress(len(some))
                 yield some
         if at != file.size:
             raise CorruptionError(f"{artifact}/{file.path}", at, f"{at} bytes, where the manifest says {file.size}")

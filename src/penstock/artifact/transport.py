@@ -174,12 +174,12 @@ class Transport:
             os.mkdir(made, 0o700)
             os.mkdir(made + "/data", 0o700)
 
-            def told() -> object:
+            def pieces() -> object:
                 for piece in self.store.stream(name):
                     progress(len(memoryview(piece)))
                     yield piece
 
-            unpack(told(), made, manifest, data, f"{self.store.url}/{name}")  # type: ignore[arg-type]
+            unpack(pieces(), made, manifest, data, f"{self.store.url}/{name}")  # type: ignore[arg-type]
             if sync:
                 sync_tree(made)
             fail_point("artifact.download.staged")

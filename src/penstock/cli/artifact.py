@@ -74,7 +74,7 @@ def export_(
         bar.add_task("", total=None)
         with fold_here(store) as path, open_store(path, read_only=False) as opened:
             manifest = export_store(opened, out)
-    _tell(manifest, out, json=json)
+    _show_manifest(manifest, out, json=json)
 
 
 def import_(
@@ -91,7 +91,7 @@ def import_(
         bar.add_task("", total=None)
         with artifact_here(artifact) as folder:
             manifest = import_artifact(folder, store)
-    _tell(manifest, store, json=json)
+    _show_manifest(manifest, store, json=json)
 
 
 def inspect(artifact: ArtifactArgument, json: JsonOption = False) -> None:
@@ -107,7 +107,7 @@ def inspect(artifact: ArtifactArgument, json: JsonOption = False) -> None:
         manifest = _published(transport_for(place), key, artifact)
     else:
         manifest = read_manifest(folder)
-    _tell(manifest, artifact, json=json)
+    _show_manifest(manifest, artifact, json=json)
 
 
 def verify(artifact: ArtifactArgument, json: JsonOption = False) -> None:
@@ -137,19 +137,17 @@ def verify(artifact: ArtifactArgument, json: JsonOption = False) -> None:
 
 def push(store: StoreArgument, url: UrlArgument, non_atomic: NonAtomicOption = False, json: JsonOption = False) -> None:
     """Export a store and publish it, unless a newer one is published."""
-    import contextlib
     import os
-    import tempfile
 
     from penstock.artifact import export_store, fold_here, transport_for
     from penstock.artifact.here import split_artifact
+    from penstock.disk.tree import staged
     from penstock.store import open_store
 
     place, key = split_artifact(url)
     transport = transport_for(place, allow_non_atomic_pointer=non_atomic)
-    with fold_here(store) as path, contextlib.ExitStack() as stack:
-        beside = os.path.dirname(os.path.abspath(path))  # on its file system, so that engines may link files
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=".penstock-push-", dir=beside))
+    # Beside the store, on its file system, so that engines may link files.
+    with fold_here(store) as path, staged(os.path.abspath(path), "push") as folder:
         artifact = folder + "/artifact"
         with open_store(path, read_only=False) as opened:
             manifest = export_store(opened, artifact)
@@ -188,7 +186,7 @@ def pull(
         task = bar.add_task("", total=total)
         transport.download(key, folder + "/artifact", lambda size: bar.advance(task, size), sync=False)
         manifest = import_artifact(folder + "/artifact", store, take=True)
-    _tell(manifest, store, json=json)
+    _show_manifest(manifest, store, json=json)
 
 
 def build(
@@ -221,12 +219,12 @@ def build(
             raise OptionsError("--lease is for what is published: give a URL, or leave it out")
         with on_spark("building", master, cores, memory, reads=[log]) as (spark, _):
             manifest = build_artifact(spark, log, out, to=to, base=base)
-        _tell(manifest, out, json=json)
+        _show_manifest(manifest, out, json=json)
         return
     with on_spark("building", master, cores, memory, reads=[log]) as (spark, _):
         result, manifest = _publish(spark, log, out, to, base, lease, lease_at, ttl)
     if result == "published":
-        _tell(manifest, out, json=json)
+        _show_manifest(manifest, out, json=json)
         return
     if json:
         emit_json({"result": result, "url": out})
@@ -286,7 +284,7 @@ def _published(transport: Transport, key: str, url: str) -> ExportManifest:
         raise NotFoundError(f"{url}: no artifact is published here") from None
 
 
-def _tell(manifest: object, where: str, *, json: bool) -> None:
+def _show_manifest(manifest: object, where: str, *, json: bool) -> None:
     from penstock.artifact import ExportManifest
     from penstock.store.records import token_json
 

@@ -15,8 +15,9 @@ from penstock.cli.output import (
     print_facts,
     progress_bar,
     say_plain,
+    say_problem,
 )
-from penstock.errors import NotFoundError, OptionsError
+from penstock.errors import CorruptionError, NotFoundError, OptionsError, UnsupportedError
 
 __all__ = ["register"]
 
@@ -79,19 +80,33 @@ def run(
 
 
 def status(url: UrlArgument, json: JsonOption = False) -> None:
-    """Say what is shipped: positions, sizes, when."""
+    """Say what is shipped: positions, sizes, when.
+
+    Exit code 1 if a manifest cannot be read.
+    """
     import time
 
     from penstock.ship import open_shipped
 
+    bad = False
     for place in _logs(url):
-        with open_shipped(place) as log:
-            facts = {name: value for name, value in log.stat().items() if name not in ("files", "cursors")}
+        try:
+            with open_shipped(place) as log:
+                facts = {name: value for name, value in log.stat().items() if name not in ("files", "cursors")}
+        except (CorruptionError, UnsupportedError, NotFoundError) as exc:
+            bad = True
+            if json:
+                emit_json({"path": place, "error": str(exc)})
+            else:
+                say_problem(exc)
+            continue
         facts["seconds_ago"] = round(max(0.0, time.time() - facts["written_ns"] / 1e9), 3)
         if json:
             emit_json(facts)
         else:
             print_facts({name: "-" if value is None else str(value) for name, value in facts.items()})
+    if bad:
+        raise typer.Exit(PROBLEM)
 
 
 def verify(url: UrlArgument, json: JsonOption = False) -> None:
@@ -100,12 +115,17 @@ def verify(url: UrlArgument, json: JsonOption = False) -> None:
     Exit code 1 if there is a problem.
     """
     from penstock.ship import open_shipped
+    from penstock.types import Problem
 
     bad = False
     for place in _logs(url):
-        with open_shipped(place) as log, progress_bar(f"verifying {place}") as bar:
-            bar.add_task("", total=None)
-            problems = list(log.verify())
+        try:
+            with open_shipped(place) as log, progress_bar(f"verifying {place}") as bar:
+                bar.add_task("", total=None)
+                problems = list(log.verify())
+        except (CorruptionError, UnsupportedError, NotFoundError) as exc:
+            at = (exc.file, exc.byte, exc.reason) if isinstance(exc, CorruptionError) else (place, 0, str(exc))
+            problems = [Problem(*at)]
         bad = bad or bool(problems)
         if json:
             emit_json({"path": place, "ok": not problems, "problems": problems})

@@ -7,16 +7,22 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import shutil
 import stat as stat_bits
 import tempfile
+import time
 from collections.abc import Callable, Iterator
+from typing import Final
 
 from penstock.disk.posix import PosixDisk, folder_of
 from penstock.errors import CorruptionError, OptionsError
 
 __all__ = ["check_vacant", "free_bytes", "put_in_place", "regular_files", "remove_tree", "staged", "sync_tree"]
+
+LEFT_SECONDS: Final = 3600.0
+"""A folder that is being filled is left alone for so long even where its lock does not reach, as from another host."""
 
 
 def regular_files(root: str) -> list[tuple[str, int]]:
@@ -74,12 +80,47 @@ def check_vacant(path: str) -> None:
 
 @contextlib.contextmanager
 def staged(path: str, what: str) -> Iterator[str]:
-    """Make a hidden folder beside ``path``, on its file system, which is gone afterwards whatever happens."""
-    stage = tempfile.mkdtemp(prefix=f".penstock-{what}-", dir=folder_of(path))
+    """Make a hidden folder beside ``path``, on its file system, which is gone afterwards whatever happens.
+
+    What a process left there that was killed in the middle of the same goes now: it may keep a whole store.
+    """
+    prefix = f".penstock-{what}-"
+    _remove_left(folder_of(path), prefix)
+    stage = tempfile.mkdtemp(prefix=prefix, dir=folder_of(path))
+    held = _hold(stage)
     try:
         yield stage
     finally:
         remove_tree(stage)
+        if held is not None:
+            os.close(held)
+
+
+def _hold(folder: str) -> int | None:
+    """Return a descriptor that has the lock of a folder, None where somebody has it or it can have none."""
+    try:
+        held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(held)
+        return None
+    return held
+
+
+def _remove_left(folder: str, prefix: str) -> None:
+    """Remove what nobody holds any more; what is young may be of someone who is just about to hold it."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            left = f"{folder}/{name}"
+            if not name.startswith(prefix) or time.time() - os.lstat(left).st_mtime < LEFT_SECONDS:
+                continue
+            held = _hold(left)
+            if held is not None:
+                remove_tree(left)
+                os.close(held)
 
 
 def put_in_place(made: str, path: str, between: Callable[[], None] = lambda: None) -> None:

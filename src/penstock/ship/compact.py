@@ -11,6 +11,7 @@ lets them go, by the rules of ``prune``.  A crash in between leaves a file that 
 from __future__ import annotations
 
 import io
+import logging
 from typing import Any, Final
 
 import msgspec
@@ -20,13 +21,24 @@ from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.disk import ObjectStore, object_store_for
 from penstock.disk.failpoint import fail_point
 from penstock.disk.objectstore import Tag, publish
-from penstock.errors import CorruptionError, OptionsError, UnsupportedError
+from penstock.errors import (
+    CorruptionError,
+    ExpiredError,
+    NotFoundError,
+    OptionsError,
+    PenstockError,
+    UnsupportedError,
+)
 from penstock.ship.manifest import MANIFEST_BYTES
 from penstock.ship.prune import forget_before
 from penstock.ship.remote import ShippedLog, find_shipped
 
 __all__ = ["Compacted", "CompactedFile", "CompactedSpan", "compact_fleet", "forget_compacted", "read_compacted"]
 
+_log = logging.getLogger("penstock.ship")
+
+BAD_LOG: Final = (CorruptionError, ExpiredError, UnsupportedError, NotFoundError)
+"""What may be wrong with one log of many."""
 MANIFEST: Final = "compacted.json"
 FILE_BYTES: Final = 128 << 20
 
@@ -106,7 +118,8 @@ def read_compacted(store: ObjectStore) -> tuple[Compacted, Tag | None]:
 def compact_fleet(place: str, *, file_bytes: int = FILE_BYTES) -> Compacted:
     """Write what was shipped below a place since the last time into files of about ``file_bytes`` of payload.
 
-    ConflictError when another one compacted the same place meanwhile: nothing is lost, call again.
+    ConflictError when another one compacted the same place meanwhile: nothing is lost, call again.  What is wrong with
+    one log is raised when all that can be read is compacted.
 
     >>> compact_fleet("/nowhere").files
     ()
@@ -115,20 +128,33 @@ def compact_fleet(place: str, *, file_bytes: int = FILE_BYTES) -> Compacted:
         raise OptionsError(f"file_bytes={file_bytes}: must be at least 1")
     store = object_store_for(place)
     manifest, tag = read_compacted(store)
-    files, spans, batches, held = [], [], [], 0
+    files: list[CompactedFile] = []
+    spans: list[CompactedSpan] = []
+    batches: list[tuple[str, str, str, Batch]] = []
+    held, problem = 0, None
     for path in find_shipped(place):
         name = path[len(place.rstrip("/")) + 1 :]
-        with ShippedLog(path) as log:
+        try:
+            log = ShippedLog(path)
+        except BAD_LOG as exc:
+            problem = _say(exc, problem)
+            continue
+        with log:
             start = manifest.reached(name, log.head.log_id)
             position = log.first_position if start is None else max(start, log.first_position)
             begin, end = position, log.next_position
             while position < end:
-                batch = log.read(position)
-                position = batch.next_position if len(batch) else end
-                if len(batch):
-                    batches.append((log.node, log.channel, name, batch))
-                    held += int(batch.payloads.lengths.sum())
-                if held >= file_bytes or position >= end:
+                try:
+                    batch = log.read(position)
+                except BAD_LOG as exc:
+                    problem = _say(exc, problem)
+                    end = position  # what was read is whole, and the rest is left for the next time
+                else:
+                    position = batch.next_position if len(batch) else end
+                    if len(batch):
+                        batches.append((log.node, log.channel, name, batch))
+                        held += int(batch.payloads.lengths.sum())
+                if (held >= file_bytes or position >= end) and begin < min(position, end):
                     spans.append(CompactedSpan(name, log.head.log_id, log.node, log.channel, begin, min(position, end)))
                     begin = position
                 if held >= file_bytes:
@@ -136,8 +162,20 @@ def compact_fleet(place: str, *, file_bytes: int = FILE_BYTES) -> Compacted:
                     spans, batches, held = [], [], 0
     if batches:
         files.append(_write(store, batches, spans, manifest.generation + 1))
-    if not files:
-        return manifest
+    newer = _name(store, manifest, tag, files) if files else manifest
+    if problem is not None:
+        raise problem
+    return newer
+
+
+def _say(exc: PenstockError, first: PenstockError | None) -> PenstockError:
+    """Log what is wrong with one log, and return the first of these."""
+    _log.warning("%s; the other logs are gone on with", exc)
+    return first or exc
+
+
+def _name(store: ObjectStore, manifest: Compacted, tag: Tag | None, files: list[CompactedFile]) -> Compacted:
+    """Let the manifest name the files that are up."""
     fail_point("ship.compact.written")
     newer = Compacted(generation=manifest.generation + 1, files=(*manifest.files, *files))
     publish(store, MANIFEST, msgspec.json.encode(newer) + b"\n", tag)
@@ -148,27 +186,38 @@ def compact_fleet(place: str, *, file_bytes: int = FILE_BYTES) -> Compacted:
 def forget_compacted(place: str, *, clock: Clock = SYSTEM_CLOCK) -> list[str]:
     """Let the originals go of everything that compacted files hold; return the logs that became shorter.
 
-    CorruptionError when a file that has a log's records is not there as it was written: its originals stay.
+    CorruptionError when a file that has a log's records is not there as it was written: its originals stay.  It is
+    raised when all others are done.
 
     >>> forget_compacted("/nowhere")
     []
     """
     store = object_store_for(place)
     manifest, _ = read_compacted(store)
-    done = []
+    done: list[str] = []
+    problem: PenstockError | None = None
     for path in find_shipped(place):
-        name = path[len(place.rstrip("/")) + 1 :]
-        with ShippedLog(path) as log:
-            log_id, before = log.head.log_id, log.first_position
-        reached = manifest.reached(name, log_id)
-        if reached is None:
-            continue
-        for file in manifest.files_of(name, log_id):
-            _check_there(store, file)
-        above, _, channel = path.rpartition("/")
-        if forget_before(object_store_for(above), channel, reached, clock=clock).first > before:
-            done.append(path)
+        try:
+            if _forget(store, manifest, path, path[len(place.rstrip("/")) + 1 :], clock):
+                done.append(path)
+        except BAD_LOG as exc:
+            problem = _say(exc, problem)
+    if problem is not None:
+        raise problem
     return done
+
+
+def _forget(store: ObjectStore, manifest: Compacted, path: str, name: str, clock: Clock) -> bool:
+    """Let the originals of one log go; return whether it became shorter."""
+    with ShippedLog(path) as log:
+        log_id, before = log.head.log_id, log.first_position
+    reached = manifest.reached(name, log_id)
+    if reached is None:
+        return False
+    for file in manifest.files_of(name, log_id):
+        _check_there(store, file)
+    above, _, channel = path.rpartition("/")
+    return forget_before(object_store_for(above), channel, reached, clock=clock).first > before
 
 
 def _check_there(store: ObjectStore, file: CompactedFile) -> None:

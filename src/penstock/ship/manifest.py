@@ -24,7 +24,7 @@ from typing import Final
 
 import msgspec
 
-from penstock.errors import CorruptionError, UnsupportedError
+from penstock.errors import CorruptionError, OptionsError, UnsupportedError
 from penstock.log.xchannel.format import SMALLEST_PAGE
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "Head",
     "PageRef",
     "Trash",
+    "check_channel",
     "decode_head",
     "decode_page",
     "encode_head",
@@ -71,6 +72,19 @@ def _check_file(name: str, key: str, size: int, digest: str) -> None:
 def _check_key(key: str) -> None:
     if not KEY.fullmatch(key) or any(part in ("", ".", "..") for part in key.split("/")):
         raise ValueError(f"{key[:80]!r} is no key of a shipped object")
+
+
+def check_channel(channel: str) -> None:
+    """Refuse the name of a channel whose objects could not be read back.
+
+    >>> check_channel("ticks")
+    """
+    try:
+        if channel.endswith(HEAD_SUFFIX):
+            raise ValueError(f"it ends as the name of a manifest does: {HEAD_SUFFIX}")
+        _check_key(object_key(channel, 0, "0" * 16, "log"))
+    except ValueError as exc:
+        raise OptionsError(f"{channel!r}: a log cannot be shipped under this name, give it another: {exc}") from None
 
 
 def _check_span(key: str, first: int, following: int) -> None:

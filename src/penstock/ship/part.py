@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_SECONDS = 0.5
 LAST_PAUSE_SECONDS = 30.0
-TELL_SECONDS = 5.0
+METRICS_SECONDS = 5.0
 
 
 class ShipPart:
@@ -58,7 +58,7 @@ class ShipPart:
         self._options, self._objects, self._clock = options, objects, clock
         self._look_seconds, self._roll_seconds, self._roll = look_seconds, roll_seconds, roll
         self._life, self._ready = Life(self.name), asyncio.Event()
-        self._told_at = -math.inf
+        self._measured_at = -math.inf
         self._drain, self._paused = False, paused
         self._shipper: Shipper | None = None
         self.idle = False
@@ -188,7 +188,7 @@ class ShipPart:
                 self._shipper.pause()
         count = self._shipper.step()
         now = self._clock.monotonic()
-        if now >= self._told_at + TELL_SECONDS:
-            self._told_at = now
+        if now >= self._measured_at + METRICS_SECONDS:
+            self._measured_at = now
             self._shipper.status()  # for the metrics: how far behind it is
         return count

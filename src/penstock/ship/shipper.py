@@ -33,7 +33,18 @@ from penstock.log.sidecar import identity_of, sidecar_of
 from penstock.metrics import REGISTRY
 from penstock.ship.fence import Fence, read_head
 from penstock.ship.local import drop_shipped, ship_cursor
-from penstock.ship.manifest import PAGE_ENTRIES, Entry, Extra, Head, PageRef, Trash, encode_page, object_key, page_key
+from penstock.ship.manifest import (
+    PAGE_ENTRIES,
+    Entry,
+    Extra,
+    Head,
+    PageRef,
+    Trash,
+    check_channel,
+    encode_page,
+    object_key,
+    page_key,
+)
 from penstock.ship.segments import (
     LocalSegment,
     check_format,
@@ -175,12 +186,13 @@ class Shipper(ClosingHandle):
         super().__init__()
         self.path, self.store = os.fspath(path).rstrip("/"), store
         self.channel = channel or os.path.basename(self.path)
+        check_channel(self.channel)
         self.options, self._clock, self._progress = options or ShipOptions(), clock, progress
         self._disk = disk or disk_for(self.path)
         self._pace = Pace(self.options.bytes_per_second, clock, sleep)
         self._node, self._sent, self._paused, self._closed = node, 0, False, False
         self._pool: Threads | None = None
-        self._telling = threading.Lock()
+        self._sent_lock = threading.Lock()
         self._log: LogReader = open_log(self.path, disk=self._disk, on_damage="skip")
         try:
             check_format(self._log.format)
@@ -264,7 +276,7 @@ class Shipper(ClosingHandle):
         entries = self._put_all(chosen)
         if entries:
             self._name(entries, grown)
-        self._tidy()
+        self._delete_shipped()
         return len(entries)
 
     def _choose(self) -> tuple[list[LocalSegment], Entry | None]:
@@ -287,7 +299,7 @@ class Shipper(ClosingHandle):
             found = self._disk.stat(segment.path)
             if found is None:
                 break  # compressed or collected meanwhile: the next step looks again
-            if (hollow := self._hollow(segment)) is not None:
+            if (hollow := self._hole_in(segment)) is not None:
                 if not chosen:
                     raise hollow
                 break  # said by the next step, when what comes before it is up
@@ -297,7 +309,7 @@ class Shipper(ClosingHandle):
                 break
         return chosen, grown
 
-    def _hollow(self, segment: LocalSegment) -> CorruptionError | None:
+    def _hole_in(self, segment: LocalSegment) -> CorruptionError | None:
         """Return what is wrong with a file that claims far more than it holds, and would be sent as it claims to be."""
         for path in segment.paths():
             with contextlib.suppress(FileNotFoundError), self._disk.open(path) as file:
@@ -400,13 +412,13 @@ class Shipper(ClosingHandle):
             if not data:
                 raise ReplacedError(path, f"it became shorter while it was sent: {at} of {size} bytes")
             self._pace.wait(len(data))
-            self._go_on()
+            self._check_open()
             at += len(data)
-            self._told(len(data))
+            self._count_sent(len(data))
             yield data
 
-    def _told(self, size: int) -> None:
-        with self._telling:
+    def _count_sent(self, size: int) -> None:
+        with self._sent_lock:
             self._sent += size
             self._progress(size)
 
@@ -418,11 +430,11 @@ class Shipper(ClosingHandle):
             at = 0
             while at < size and (count := file.read_into(at, room[: size - at])):
                 hasher.update(room[:count])
-                self._go_on()
+                self._check_open()
                 at += count
         return hasher.hexdigest()
 
-    def _go_on(self) -> None:
+    def _check_open(self) -> None:
         """Raise ClosedError when it was closed meanwhile: a long file is not read to its end for nothing."""
         if self._closed:
             raise ClosedError(f"{self.path}: the shipper is closed")
@@ -469,7 +481,7 @@ class Shipper(ClosingHandle):
         self._sidecar.write_cursor(self._cursor, head.next, seen=seen)
         fail_point("ship.cursor.after")
 
-    def _tidy(self) -> None:
+    def _delete_shipped(self) -> None:
         if self.options.delete_local:
             drop_shipped(self._disk, self._log, self._sidecar, self.head, self.store)
 

@@ -286,3 +286,24 @@ def test_a_bucket_that_goes_away_is_no_idle_shipper(s3: S3Server, tmp_path: Path
                 fill("messagelog", writer, turn * 10, 10)
             with pytest.raises(RetryError, match="no such bucket"):
                 shipper.step()
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_one_bad_log_of_a_fleet_hides_no_other(s3: S3Server, place: str, tmp_path: Path, *, as_json: bool) -> None:
+    for name in ("a", "m", "z"):
+        with open_writer("messagelog", tmp_path / name) as writer:
+            fill("messagelog", writer, 0, 10)
+        with Shipper(tmp_path / name, object_store_for(place)) as shipper:
+            shipper.step()
+    object_store_for(place).put("m.shipped.json", b"no manifest")
+    for command in ("status", "verify"):
+        done = CliRunner().invoke(app, ["ship", command, place, *(["--json"] if as_json else [])])
+        assert done.exit_code == 1
+        assert not isinstance(done.exception, PenstockError)
+        if as_json:
+            found = [json.loads(line) for line in done.stdout.splitlines()]
+            assert [one["path"] for one in found] == [f"{place}/{name}" for name in "amz"]
+            assert ["not a manifest" in str(one) for one in found] == [False, True, False]
+        else:
+            assert "not a manifest" in done.output
+            assert f"{place}/z" in done.output

@@ -287,3 +287,24 @@ def test_an_export_that_fails_leaves_nothing(where: str, tmp_path: Path) -> None
             export_store(store, tmp_path / "artifact")
         assert not any("artifact" in name for name in os.listdir(tmp_path))
         export_store(store, tmp_path / "artifact")
+
+
+@pytest.mark.parametrize("other", ["at another cursor", "with an entry less"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_copy_that_is_not_what_the_store_is_becomes_no_artifact(backend: str, other: str, tmp_path: Path) -> None:
+    with make(backend, tmp_path / "other") as store:
+        fill(store, 50 if other == "at another cursor" else 49)
+        store.apply([], WatchCursor.of(60 if other == "at another cursor" else 52))
+        export_store(store, tmp_path / "torn")
+
+    def tear() -> None:
+        (data,) = tmp_path.glob(".penstock-artifact-*/artifact/data")
+        shutil.rmtree(data)
+        shutil.copytree(tmp_path / "torn" / "data", data)
+
+    with make(backend, tmp_path / "fold") as store:
+        fill(store)
+        with arm("artifact.export.written", tear), pytest.raises(CorruptionError, match="the copy"):
+            export_store(store, tmp_path / "artifact")
+        assert not any("artifact" in name for name in os.listdir(tmp_path))
+        assert export_store(store, tmp_path / "artifact").cursor == WatchCursor.of(52)

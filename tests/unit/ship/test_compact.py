@@ -134,3 +134,38 @@ def test_a_compacted_file_that_unpacks_to_far_more_than_it_has_is_refused(
         with pytest.raises(CorruptionError, match="unpack to"):
             compacted._batch(data, part)
     assert len(compacted._batch(packed(b"v", 100), part)) == 100
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("harm", ["segment", "manifest"])
+def test_one_bad_log_keeps_no_other_from_being_compacted(harm: str, format: str, tmp_path: Path) -> None:
+    place = str(tmp_path / "up")
+    wanted = {node: ship(tmp_path, node, format, 0, 40) for node in ("a", "m", "z")}
+    bad = tmp_path / "up/m/ticks.shipped.json"
+    if harm == "segment":
+        with open_shipped(place + "/m/ticks") as log:
+            bad = tmp_path / "up/m" / log.entries(log.first_position, log.next_position)[2].key
+    good = bad.read_bytes()
+    bad.write_bytes(good[:-5] + b"?" + good[-4:])
+    with pytest.raises(CorruptionError, match="/m/"):
+        compact_fleet(place)
+    found = rows(tmp_path)
+    assert (found["a"], found["z"]) == (wanted["a"], wanted["z"])
+    assert found.get("m", []) == wanted["m"][: len(found.get("m", []))]
+    if harm == "manifest":
+        with pytest.raises(CorruptionError, match="/m/"):
+            forget_compacted(place)
+    assert place + "/a/ticks" not in forget_again(place)
+    bad.write_bytes(good)
+    compact_fleet(place)
+    assert rows(tmp_path) == wanted
+
+
+def forget_again(place: str) -> list[str]:
+    """Forget what is compacted, and once more; return what became shorter the second time."""
+    for _ in range(2):
+        try:
+            done = forget_compacted(place)
+        except CorruptionError:
+            done = []
+    return done

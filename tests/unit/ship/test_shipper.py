@@ -296,6 +296,28 @@ def test_a_swap_that_lands_late_is_adopted_and_repeats_nothing(tmp_path: Path) -
         assert remote.stat()["records"] == 20
 
 
+@pytest.mark.parametrize("name", ["back\\slash", "tab\tname", "log.shipped.json", "line\n"])
+def test_a_name_that_could_not_be_read_back_is_refused_at_once(name: str, store: Obstore, tmp_path: Path) -> None:
+    with open_writer("messagelog", tmp_path / name) as writer:
+        fill("messagelog", writer, 0, 10)
+    with pytest.raises(OptionsError, match="name"):
+        Shipper(tmp_path / name, store)
+    assert list(store.objects()) == []
+    with Shipper(tmp_path / name, store, channel="log") as shipper:  # under another name it goes
+        assert shipper.step() == 1
+
+
+@pytest.mark.parametrize("name", ["a b", "ü%20~#?", "..hidden", "[1]", "x'\"z", "a.segments", "-dash"])
+def test_a_log_of_any_other_name_is_shipped_and_found(name: str, store: Obstore, tmp_path: Path) -> None:
+    with open_writer("messagelog", tmp_path / name) as writer:
+        wanted = fill("messagelog", writer, 0, 10)
+        with Shipper(tmp_path / name, store) as shipper:
+            shipper.step()
+    with ShippedLog(f"memory://m/{name}", store) as remote:
+        assert read_all(remote) == wanted
+        assert list(remote.verify()) == []
+
+
 def test_a_log_made_again_under_the_same_name_is_refused(store: Obstore, tmp_path: Path) -> None:
     for turn in range(2):
         with open_writer("messagelog", tmp_path / f"home{turn}") as writer:
