@@ -104,15 +104,15 @@ class RepeatSource(DataSource):
         return ", ".join(column.ddl for column in BASE)
 
     def reader(self, schema: Any) -> Any:
-        return RepeatReader(int(self.options["size"]), int(self.options["count"]))
+        return RepeatReader(*(int(self.options[name]) for name in ("size", "count", "tasks")))
 
 
 class RepeatReader(DataSourceReader):
-    def __init__(self, size: int, count: int) -> None:
-        self.size, self.count = size, count
+    def __init__(self, size: int, count: int, tasks: int) -> None:
+        self.size, self.count, self.tasks = size, count, tasks
 
     def partitions(self) -> list[InputPartition]:
-        return [InputPartition(n) for n in range(8)]
+        return [InputPartition(n) for n in range(self.tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         rows = min(4_000_000 // self.size, 65_536)
@@ -130,7 +130,7 @@ class RepeatReader(DataSourceReader):
         }
         schema = arrow_schema(BASE)
         batch = pa.RecordBatch.from_arrays([made[name] for name in schema.names], schema=schema)
-        left = self.count // 8
+        left = self.count // self.tasks
         while left > 0:
             yield batch.slice(0, min(left, rows))
             left -= rows
@@ -243,6 +243,7 @@ def paths(spark: Any, made: dict[str, Any]) -> dict[str, Callable[[], Any]]:
         wait(lake.ingest(spark, channel, path, f"{path}-checkpoint"))
 
     json_schema = "position long, kind int, payload string"
+    tasks = spark.read.format("penstock").load(channel).rdd.getNumPartitions()  # a task has its price too
     return {
         "penstock, two columns → aggregate": lambda: aggregate(
             spark.read.format("penstock").schema(NARROW).load(channel)
@@ -262,7 +263,7 @@ def paths(spark: Any, made: dict[str, Any]) -> dict[str, Callable[[], Any]]:
             spark.read.format("rows").schema(NARROW).load(channel)
         ),
         "one Arrow batch again and again → aggregate": lambda: aggregate(
-            spark.read.format("repeat").options(size=made["size"], count=made["count"]).load()
+            spark.read.format("repeat").options(size=made["size"], count=made["count"], tasks=tasks).load()
         ),
         "pyarrow alone → Parquet zstd": without_spark,
         "penstock → lake (fused)": lambda: lake.ingest_once(spark, channel, fresh(), app="bench", batch=0),
