@@ -71,7 +71,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("installed")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
     wheel = [*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", str(folder), str(ROOT)]
-    subprocess.run(wheel, check=True, timeout=600)
+    subprocess.run(wheel, check=True, timeout=3600)  # all kernels, on a machine with other work
     (built,) = folder.glob("penstock-*.whl")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "env")], check=True, timeout=120)
     python = str(folder / "env" / "bin" / "python")

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
 from penstock.errors import ConflictError, CorruptionError, OptionsError, UnsupportedError
 from penstock.log.envelope import CONTENT
@@ -321,3 +321,16 @@ def test_features_that_ask_nothing_are_no_reason_to_refuse_a_table(tmp_path: Pat
 def test_a_file_outside_of_its_table_is_refused_by_name(tmp_path: Path, path: str) -> None:
     with pytest.raises(CorruptionError, match="not in the table"):
         inside(str(tmp_path / "lake"), path)
+
+
+def test_a_state_that_never_was_is_refused_in_one_line(tmp_path: Path) -> None:
+    table = str(tmp_path / "t")
+    write_deltalake(table, pa.table({"n": [1]}))
+    for version in (-1, 1, 1 << 64):
+        with pytest.raises(OptionsError, match="it cannot be read as it was"):
+            table_at(table, version, None)
+    for moment in ("yesterday", "1970-01-01", dt.date(1970, 1, 2), dt.datetime(1970, 1, 1, tzinfo=dt.UTC)):
+        with pytest.raises(OptionsError, match=r"it cannot be read as it was|there was no table"):
+            table_at(table, None, moment)
+    tomorrow = dt.datetime.now(dt.UTC).date() + dt.timedelta(days=1)
+    assert table_at(table, None, tomorrow).version() == table_at(table, None, "9999-12-31").version() == 0

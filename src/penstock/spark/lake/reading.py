@@ -41,7 +41,7 @@ def read(
     table: str,
     *,
     version: int | None = None,
-    timestamp: str | dt.datetime | None = None,
+    timestamp: str | dt.date | None = None,
     where: Sequence[Condition] = (),
     skip_by: Sequence[Condition] = (),
 ) -> DataFrame:
@@ -200,8 +200,8 @@ def _names(files: Iterable[TableFile]) -> list[str]:
     return [PATTERN.sub(r"\\\g<0>", file.path) for file in files]
 
 
-def table_at(table: str, version: int | None, timestamp: str | dt.datetime | None) -> DeltaTable:
-    """Return a table as it is now, as it was at a version, or as it was at a moment."""
+def table_at(table: str, version: int | None, timestamp: str | dt.date | None) -> DeltaTable:
+    """Return a table as it is now, as it was at a version, or as it was at a moment, or when a day began."""
     from deltalake.exceptions import DeltaError
 
     found = open_table(table)
@@ -215,6 +215,8 @@ def table_at(table: str, version: int | None, timestamp: str | dt.datetime | Non
         elif timestamp is not None:
             if isinstance(timestamp, str):
                 timestamp = dt.datetime.fromtimestamp(moment_ns(timestamp) / 1e9, dt.UTC)
+            elif not isinstance(timestamp, dt.datetime):  # a day: as it begins
+                timestamp = dt.datetime(timestamp.year, timestamp.month, timestamp.day, tzinfo=dt.UTC)
             elif timestamp.tzinfo is None:
                 timestamp = timestamp.replace(tzinfo=dt.UTC)
             first = found.history()[-1]["timestamp"] / 1e3
@@ -224,7 +226,7 @@ def table_at(table: str, version: int | None, timestamp: str | dt.datetime | Non
             found.load_as_version(timestamp)
     except OptionsError:
         raise
-    except (DeltaError, FileNotFoundError, ValueError) as exc:
+    except (DeltaError, FileNotFoundError, OverflowError, ValueError) as exc:
         raise OptionsError(f"{table}: it cannot be read as it was: {exc}") from None
     check_table(found, table)  # what it used then
     return found
