@@ -199,6 +199,25 @@ def test_sighup_changes_everything_or_nothing(served: Served) -> None:
     until(lambda: "fold:more" not in served.parts())
 
 
+def test_a_log_of_json_has_nothing_else_in_it(tmp_path: Path) -> None:
+    config, log = tmp_path / "penstock.toml", tmp_path / "stderr"
+    text = f'data = "{tmp_path}/d"\nlog_format = "json"\n'
+    config.write_text(text)
+    command = [*PENSTOCK, "serve", "--config", str(config), *PORTS]
+    with log.open("w") as stderr, subprocess.Popen(command, stderr=stderr, cwd=tmp_path) as process:
+        try:
+            until(lambda: "part http serves" in log.read_text())
+            config.write_text(text + "".join(f"[table{number}]\n" for number in range(30)))
+            process.send_signal(signal.SIGHUP)
+            until(lambda: "nothing was changed" in log.read_text())
+        finally:
+            process.terminate()
+            assert process.wait(120) == 0
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    (said,) = (line["message"] for line in lines if "nothing was changed" in line["message"])
+    assert all(f"table{number}: there is no such key" in said for number in range(30))  # none of them was held back
+
+
 def test_sighup_brings_and_takes_taps_and_feeds(served: Served) -> None:
     text = served.config.read_text()
 

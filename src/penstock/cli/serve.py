@@ -67,12 +67,14 @@ def serve(
         if json:
             emit_json({"event": "ready", "listeners": node.addresses, "failures": node.failures})
             return
+        if loaded.log_format == "json":
+            return  # its log says it, and has nothing but JSON in it
         for name, address in node.addresses.items():
             stderr.print(f"{name} on {address}")
         for name, reason in node.failures.items():
             say_problem(f"part {name} does not serve: {reason}")
 
-    run(run_node(loaded, ready, say_problem, lambda: load_config(config, overrides)))
+    run(run_node(loaded, ready, lambda: load_config(config, overrides)))
 
 
 def _load(path: str | None, overrides: dict[str, Any] | None = None) -> NodeConfig:

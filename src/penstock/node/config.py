@@ -57,6 +57,9 @@ def check_files(text: str, config: NodeConfig) -> list[Mistake]:
     """
     table, _ = read_table(text, os.environ)
     named: list[tuple[tuple[str | int, ...], str | None]] = []
+    mistakes = []
+    if os.path.lexists(config.data) and not os.path.isdir(config.data):
+        mistakes.append(table.mistake(("data",), f"{config.data}: Not a directory"))
     if config.mqtt.enabled:
         named += [
             (("mqtt", key), getattr(config.mqtt, key)) for key in ("cert", "key", "client_ca", "passwords", "acl")
@@ -66,7 +69,6 @@ def check_files(text: str, config: NodeConfig) -> list[Mistake]:
             named += [(("mqtt", "bridges", number, "remote", key), getattr(bridge.remote, key)) for key in keys]
     if config.channels.enabled:
         named += [(("channels", key), getattr(config.channels, key)) for key in ("cert", "key")]
-    mistakes = []
     for path, file in named:
         if file:
             try:
@@ -98,7 +100,10 @@ def load_config(path: str | None, overrides: Mapping[str, Any] | None = None) ->
         values = table.values
         for name in names:
             values = values.setdefault(name, {})
-        values[last] = value
+            if not isinstance(values, dict):
+                break  # a mistake, which is said below
+        else:
+            values[last] = value
     mistakes += check_table(table, NodeConfig)
     if mistakes:
         raise OptionsError("\n".join(f"{path or 'configuration'}: {mistake}" for mistake in sorted(mistakes)))

@@ -100,6 +100,7 @@ def read_table(text: str, environment: Mapping[str, str]) -> tuple[ConfigTable, 
     >>> table.values, table.line(("mqtt", "port")), mistakes
     ({'mqtt': {'port': 1884}}, 2, [])
     """
+    text = text.removeprefix("\ufeff")  # some editors begin a file with it
     try:
         values = parse_toml(text, "")
     except OptionsError as exc:
@@ -317,9 +318,14 @@ def _expand(
     for name, value in list(items):
         here = (*path, name)
         if isinstance(value, str):
-            missing = [one for one in VARIABLE.findall(value) if one not in environment]
+            names = VARIABLE.findall(value)
+            missing = [one for one in names if one not in environment]
             if missing:
                 mistakes.append(table.mistake(here, f"{missing[0]} is not set in the environment"))
+            elif "${" in VARIABLE.sub("", value):  # it would be taken as it stands, and be a secret that all can read
+                mistakes.append(table.mistake(here, "${ without a variable: write ${NAME}, of letters, digits and _"))
+            elif names and not VARIABLE.sub(lambda found: environment[found[1]], value):
+                mistakes.append(table.mistake(here, f"{names[0]} is empty in the environment"))
             else:
                 values[name] = VARIABLE.sub(lambda found: environment[found[1]], value)
         elif isinstance(value, dict | list):

@@ -15,7 +15,9 @@ from penstock.channels.wire.settings import WireSettings
 from penstock.disk.objectstore import split_url
 from penstock.disk.resolve import is_url
 from penstock.errors import OptionsError, PenstockError
+from penstock.log.messagelog.options import MessageLogOptions
 from penstock.log.options import SyncMode
+from penstock.log.xchannel.options import WriterOptions
 from penstock.mqtt.server import ServerOptions
 from penstock.node.meeting import MeetingSpec
 from penstock.node.mistakes import CrossedError
@@ -245,6 +247,7 @@ class NodeChannelOptions(_Table, frozen=True, kw_only=True):
         for name in ("max_payload_bytes", "segment_bytes"):
             if getattr(self, name) < 1:
                 raise OptionsError(f"{name}={getattr(self, name)}: must be above 0")
+        self.log_options()
         if self.format == "xchannel" and (self.max_messages or self.sacrifice):
             raise OptionsError(f"format={self.format!r}: max_messages and sacrifice are for message logs")
         _check_name(self.name)
@@ -252,6 +255,25 @@ class NodeChannelOptions(_Table, frozen=True, kw_only=True):
     def path(self, data: str) -> str:
         """Return where it is kept."""
         return self.log or os.path.join(data, "logs", self.name)
+
+    def log_options(self) -> MessageLogOptions | WriterOptions:
+        """Return the options of its log; OptionsError for what that would refuse.
+
+        >>> NodeChannelOptions(name="readings").log_options().segment_bytes
+        134217728
+        """
+        if self.format == "xchannel":
+            try:
+                return WriterOptions(sync=self.sync, content=self.content, roll_bytes=self.segment_bytes)
+            except OptionsError as exc:
+                raise OptionsError(str(exc).replace("roll_bytes", "segment_bytes")) from None
+        return MessageLogOptions(
+            sync=self.sync,
+            content=self.content,
+            max_messages=self.max_messages,
+            max_payload_bytes=self.max_payload_bytes,
+            segment_bytes=self.segment_bytes,
+        )
 
 
 class ShipPartOptions(_Table, frozen=True, kw_only=True):
@@ -416,7 +438,24 @@ class NodeConfig(_Table, frozen=True, kw_only=True):
                     f"there is no fold {export.fold}; there {_are(folds)}",
                 )  # fmt: skip
         _check_once("ship", "log", [os.path.basename(ship.log.rstrip("/")) for ship in self.ship])
+        self._check_stores()
         self._check_listeners()
+        servers = ("mqtt", "channels", "ingest", "http")
+        lists = ("fold", "ship", "export")
+        if not any(getattr(self, name).enabled for name in servers) and not any(getattr(self, one) for one in lists):
+            raise CrossedError(("http", "enabled"), (*servers, *lists), "no part is enabled: there is nothing to serve")
+
+    def _check_stores(self) -> None:
+        """Refuse a fold whose store is a log: neither would open what the other made."""
+        logs = {os.path.realpath(fold.log): "its own log" for fold in self.fold if not is_url(fold.log)}
+        logs |= {os.path.realpath(ship.log): f"the log of ship {ship.log}" for ship in self.ship}
+        logs |= {os.path.realpath(one.path(self.data)): f"the log of channel {one.name}" for one in self.channel}
+        for number, fold in enumerate(self.fold):
+            taken = logs.get(os.path.realpath(fold.store))
+            if taken is not None:
+                raise CrossedError(
+                    ("fold", number, "store"), ("fold", "ship", "channel"), f"{fold.store} is {taken}"
+                )  # fmt: skip
 
     def _check_listeners(self) -> None:
         """Refuse two listeners on one port: only one of them would serve."""

@@ -26,7 +26,6 @@ WATCHDOG: Final = "WATCHDOG_USEC"
 async def serve(
     config: NodeConfig,
     ready: Callable[[Node], None],
-    complain: Callable[[str], None],
     reread: Callable[[], NodeConfig] | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT; SIGHUP takes over what ``reread`` returns, all of it or nothing."""
@@ -41,10 +40,8 @@ async def serve(
             problems = await node.reload(None if reread is None else reread())
         except Exception as exc:  # noqa: BLE001 - whatever it is, the node goes on as it was and people are told
             problems = [str(exc) if isinstance(exc, PenstockError | OSError) else f"{type(exc).__name__}: {exc}"]
-        for problem in problems:
-            complain(problem)
-        if problems:
-            complain("nothing was changed")
+        if problems:  # in one record: every reason is said, however many there are
+            _log.error("nothing was changed: %s", "; ".join(line for one in problems for line in one.splitlines()))
         else:
             _log.info("configuration, passwords, rules and certificates were read again")
         notify("READY=1")

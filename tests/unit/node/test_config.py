@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import re
 import tomllib
+from pathlib import Path
 
 import pytest
 import tomli_w
 
 from penstock.errors import OptionsError
-from penstock.node.config import NodeConfig, changes, check_config, differing, effective_config, load_config
+from penstock.node.config import (
+    NodeConfig,
+    changes,
+    check_config,
+    check_files,
+    differing,
+    effective_config,
+    load_config,
+)
 from penstock.node.template import TEMPLATE
 
 FIFTEEN = """\
@@ -231,10 +240,35 @@ def test_a_change_of_a_list_names_what_comes_goes_and_changes() -> None:
         ("[mqtt]\nport = 1\nport = 2\n", 3, "port", "stands twice; the first is on line 2"),
         ("[[channel]]\nname = 'a'\n[[channel]]\nname = 'a'\n", 4, "channel[1].name", "two have the name a"),
         ("[[export]]\nfold = 'x'\nurl = 's3://b'\n", 2, "export[0].fold", "there is no fold x; there is none"),
+        ("[[channel]]\nname = 'a'\nsegment_bytes = 999999999999999\n", 3, "channel[0].segment_bytes", "at most 1 TiB"),
+        (
+            "[[channel]]\nname = 'a'\nformat = 'xchannel'\nsegment_bytes = 9999999999999\n",
+            4,
+            "channel[0].segment_bytes",
+            "segment_bytes=9999999999999: a position names a byte of a file of at most 1 TiB",
+        ),
+        ("[[channel]]\nname = 'a'\nmax_payload_bytes = 5000000000\n", 3, "channel[0].max_payload_bytes", "4 GiB"),
+        ("[http]\ntoken = '${NOT'\n", 2, "http.token", "${ without a variable"),
+        ("[http]\ntoken = '${NOT-THIS}'\n", 2, "http.token", "${ without a variable"),
+        ("[http]\ntoken = '${EMPTY}'\n", 2, "http.token", "EMPTY is empty in the environment"),
+        ("[[fold]]\nname = 'a'\nlog = 'l'\nstore = './l'\n", 4, "fold[0].store", "./l is its own log"),
+        (
+            "[[channel]]\nname = 'a'\n[[fold]]\nname = 'f'\nlog = 'l'\nstore = 'penstock-data/logs/a'\n",
+            6,
+            "fold[0].store",
+            "the log of channel a",
+        ),
+        (
+            "[http]\nenabled = false\n"
+            + "".join(f"[{one}]\nenabled = false\n" for one in ("mqtt", "channels", "ingest")),
+            2,
+            "http.enabled",
+            "no part is enabled",
+        ),
     ],
 )
 def test_what_could_not_work_is_a_mistake_of_its_own_line(text: str, line: int, key: str, words: str) -> None:
-    _, (mistake,) = check_config(text, {})
+    _, (mistake,) = check_config(text, {"EMPTY": ""})
     assert (mistake.line, mistake.key) == (line, key)
     assert words in mistake.reason
 
@@ -249,3 +283,26 @@ def test_a_mistake_in_the_environment_names_its_variable() -> None:
     _, (first, second) = check_config("", {"PENSTOCK__MQTT__PRT": "1", "PENSTOCK__HTTP__PORT": "x"})
     assert (first.key, first.reason) == ("PENSTOCK__HTTP__PORT", "must be a whole number, not text")
     assert (second.key, second.reason) == ("PENSTOCK__MQTT__PRT", "there is no such key; did you mean port?")
+
+
+def test_a_table_that_is_none_is_a_mistake_with_a_command_line_too(tmp_path: Path) -> None:
+    (tmp_path / "penstock.toml").write_text("mqtt = 5\n")
+    with pytest.raises(OptionsError, match="line 1: mqtt: must be a table, not a whole number"):
+        load_config(str(tmp_path / "penstock.toml"), {"mqtt.port": 0})
+
+
+def test_a_file_that_begins_with_a_mark_of_its_editor_is_read() -> None:
+    found, mistakes = check_config("\ufeff[mqtt]\nport = 1\n", {})
+    assert not mistakes
+    assert found is not None
+    assert found.mqtt.port == 1
+
+
+def test_a_data_directory_that_is_a_file_is_a_mistake(tmp_path: Path) -> None:
+    (tmp_path / "d").touch()
+    text = "[mqtt]\n[http]\nport = 0\n"
+    found, _ = check_config(f"data = '{tmp_path}/d'\n{text}", {})
+    assert found is not None
+    assert [str(one) for one in check_files(f"data = '{tmp_path}/d'\n{text}", found)] == [
+        f"line 1: data: {tmp_path}/d: Not a directory"
+    ]

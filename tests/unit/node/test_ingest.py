@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -18,7 +19,7 @@ from penstock.errors import LockedError, NotConnected, OptionsError, ProtocolErr
 from penstock.log import open_log
 from penstock.log.messagelog import MessageLog
 from penstock.node.config import check_config
-from penstock.node.ingest import IngestPart, IngestWriter, wire
+from penstock.node.ingest import IngestPart, IngestWriter, memory as memory_module, wire
 from penstock.node.ingest.memory import Announced, IngestMemory, IngestTotals
 from penstock.node.options import NodeConfig
 
@@ -319,9 +320,40 @@ def test_a_hole_in_the_numbers_of_a_producer_is_a_loss(tmp_path: Path, log: Mess
     log.append(b"x")
     memory.settle(log.next_position)
     assert memory.totals == IngestTotals(
-        log_id=memory.totals.log_id, position=2, came=11, others=0, lost={"power cut": 10}
+        log_id=memory.totals.log_id, position=2, came=11, others=0, lost={"power cut": 10}, boot=memory.totals.boot
     )
     memory.close()
+
+
+@pytest.mark.parametrize("reason", ["replaced", "power cut"])
+def test_a_backup_under_the_log_is_no_power_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, reason: str
+) -> None:
+    path = str(tmp_path / "log")
+    with MessageLog.open(path) as log:
+        memory = memory_of(log, tmp_path)
+        memory.announce(log.next_position, [Announced("ann", 1, 2)])
+        log.append_many([b"x"] * 2)
+        memory.settle(log.next_position)
+        shutil.copytree(path, tmp_path / "backup")
+        memory.announce(log.next_position, [Announced("ann", 3, 4)])
+        log.append_many([b"x"] * 4)
+        memory.settle(log.next_position)
+        memory.close()
+    shutil.rmtree(path)
+    (tmp_path / "backup").rename(path)
+    if reason == "power cut":
+        monkeypatch.setattr(memory_module, "boot_id_of", lambda disk: b"another boot id!")
+    with MessageLog.open(path) as log:
+        memory = memory_of(log, tmp_path)
+        assert memory.totals.lost == {reason: 4}
+        assert f"4 acknowledged records are gone: {reason}" in caplog.text
+        memory.missing("ann", 9)  # a producer that has gone on: 7 and 8 were acknowledged to it
+        assert memory.totals.lost == {reason: 6}
+        memory.close()
+        memory = memory_of(log, tmp_path)
+        assert (memory.totals.came, sum(memory.totals.lost.values())) == (6, 4)  # what was not written is not kept
+        memory.close()
 
 
 def test_a_log_that_was_made_again_is_counted_from_its_beginning(tmp_path: Path) -> None:

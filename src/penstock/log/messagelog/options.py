@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Final, Literal, get_args
 
 from penstock.errors import OptionsError
 from penstock.log.options import SYNC_SECONDS, SyncMode, check_sync
 
 __all__ = ["MessageLogOptions", "RetainBy"]
 
+LARGEST_SEGMENT: Final = 1 << 40
 RetainBy = Literal["count", "fifo"]
 """How old segments go: ``count`` beyond ``max_messages``, after each append; ``fifo`` only by ``drop_before``."""
 
@@ -50,13 +51,15 @@ class MessageLogOptions:
     # --- How it is laid out
 
     segment_bytes: int = 128 << 20
-    """A segment longer than this is sealed.  The original has this size built in."""
+    """A segment longer than this, at most 1 TiB, is sealed.  The original has this size built in."""
 
     def __post_init__(self) -> None:
         check_sync(self.sync, self.sync_seconds)
         check_retention(self.retention, self.max_messages)
         if self.segment_bytes <= 0:
             raise OptionsError(f"segment_bytes={self.segment_bytes}: must be above 0")
+        if self.segment_bytes > LARGEST_SEGMENT:
+            raise OptionsError(f"segment_bytes={self.segment_bytes}: must be at most 1 TiB")
         if not 0 <= self.max_payload_bytes < 1 << 32:
             raise OptionsError(f"max_payload_bytes={self.max_payload_bytes}: must be between 0 and 4 GiB")
 

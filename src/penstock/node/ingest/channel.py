@@ -20,6 +20,7 @@ from penstock.log.detect import open_log
 from penstock.log.face import LogWriter
 from penstock.log.messagelog import MessageLog
 from penstock.log.xchannel import Writer
+from penstock.log.xchannel.options import WriterOptions
 from penstock.metrics import REGISTRY
 from penstock.node.ingest.memory import Announced, IngestMemory
 from penstock.node.ingest.wire import IngestAck, IngestBatch
@@ -83,16 +84,8 @@ def open_channel_writer(options: NodeChannelOptions, data: str) -> MessageLog | 
     """Open the log of a channel for writing, made if it is not there."""
     path = options.path(data)
     disk_for(path).make_folder(os.path.dirname(path) or ".")
-    if options.format == "xchannel":
-        return Writer.open(path, sync=options.sync, content=options.content, roll_bytes=options.segment_bytes)
-    return MessageLog.open(
-        path,
-        sync=options.sync,
-        content=options.content,
-        max_messages=options.max_messages,
-        max_payload_bytes=options.max_payload_bytes,
-        segment_bytes=options.segment_bytes,
-    )
+    made = options.log_options()
+    return Writer.open(path, made) if isinstance(made, WriterOptions) else MessageLog.open(path, made)
 
 
 class IngestChannel:

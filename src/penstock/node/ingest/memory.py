@@ -10,6 +10,7 @@ producer, and only such a record, whatever moment the process died at.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from penstock.disk import disk_for
+from penstock.disk.plain import boot_id_of
 from penstock.errors import CorruptionError, ExpiredError
 from penstock.log.face import LogReader
 from penstock.log.options import SyncMode
@@ -32,6 +34,10 @@ TOTALS: Final = "totals"
 WRITER: Final = "writer/"
 FORGET_SECONDS: Final = 30 * 86_400
 POWER: Final = "power cut"
+REPLACED: Final = "replaced"
+"""Why a log lacks what it had: within one boot nothing visible is lost, so a backup was put in its place."""
+
+_log = logging.getLogger(__name__)
 
 
 class Announced(NamedTuple):
@@ -58,6 +64,8 @@ class IngestTotals(msgspec.Struct, frozen=True, kw_only=True):
     """Records of the log that did not come through ingest."""
     lost: dict[str, int] = {}
     """Records that were acknowledged and that the log has no more, by reason."""
+    boot: str = ""
+    """The boot of the machine in which this was counted."""
 
 
 class IngestMemory:
@@ -86,6 +94,8 @@ class IngestMemory:
             for entry in self._store.range(WRITER):
                 self._last[entry.key.removeprefix(WRITER)] = _decode(path, entry.value, tuple[int, int])
             self.totals = read_totals(self._store)
+            self._log_path, self._boot = log, (boot_id_of(disk_for(log)) or b"").hex()
+            self._reason = REPLACED if self._boot and self.totals.boot == self._boot else POWER
             self._announced = self._read_announced()
             self._touched: set[str] = set()
             self._confirmed: dict[str, int] = {}
@@ -120,9 +130,7 @@ class IngestMemory:
     def missing(self, writer: str, first: int) -> None:
         """Note that a producer goes on behind a hole: what it was told the log had is gone."""
         hole = first - 1 - self.last(writer)
-        lost = dict(self.totals.lost)
-        lost[POWER] = lost.get(POWER, 0) + hole
-        self.totals = msgspec.structs.replace(self.totals, came=self.totals.came + hole, lost=lost)
+        self.totals = msgspec.structs.replace(self.totals, came=self.totals.came + hole, lost=self._lose(hole))
         self._last[writer] = (first - 1, time.time_ns())
         self._touched.add(writer)
 
@@ -151,7 +159,7 @@ class IngestMemory:
                 self._write()
                 return
             settled = self.totals.position
-            if end < settled:  # only a power cut takes records back
+            if end < settled:  # only a power cut takes records back, or whoever puts a backup in place
                 self._give_back(reader, end)
                 return
             found = count_from(reader, settled, end)
@@ -166,13 +174,16 @@ class IngestMemory:
         gone = self.totals.position - end
         if reader.format != "messagelog":  # positions are bytes there: what is left has to be counted
             gone = max(0, counted - count_from(reader, reader.first_position, end))
-        lost = dict(self.totals.lost)
-        lost[POWER] = lost.get(POWER, 0) + gone
-        self.totals = msgspec.structs.replace(self.totals, position=end, lost=lost)
+        self.totals = msgspec.structs.replace(self.totals, position=end, lost=self._lose(gone))
         self._announced = []
         self._write()
 
     # --- Small things
+
+    def _lose(self, records: int) -> dict[str, int]:
+        """Return the losses with these records, which were acknowledged and are gone; say so."""
+        _log.error("%s: %d acknowledged records are gone: %s", self._log_path, records, self._reason)
+        return self.totals.lost | {self._reason: self.totals.lost.get(self._reason, 0) + records}
 
     def _count(self, position: int, arrived: int, others: int = 0) -> None:
         now, left = time.time_ns(), arrived
@@ -190,6 +201,7 @@ class IngestMemory:
     def _write(self) -> None:
         updates = [KvUpdate.put(WRITER + name, msgspec.msgpack.encode(self._last[name])) for name in self._touched]
         updates += [KvUpdate.delete(WRITER + name) for name in self._forgotten()]
+        self.totals = msgspec.structs.replace(self.totals, boot=self._boot)
         updates.append(KvUpdate.put(TOTALS, msgspec.msgpack.encode(self.totals)))
         updates.append(KvUpdate.put(ANNOUNCED, msgspec.msgpack.encode(self._announced)))
         self._store.apply(updates, WatchCursor.of(max(0, self.totals.position)))
