@@ -53,12 +53,9 @@ def detect(path: str, disk: ReadDisk | None = None) -> str:
     penstock.errors.NotFoundError: /nowhere/at/all: there is nothing here
     """
     disk = disk or read_disk_for(path)
-    try:
-        for name in FORMATS:
-            if _format(name).recognise(disk, path):
-                return name
-    except NotADirectoryError as exc:
-        raise NotFoundError(f"{path}: there is nothing here: {exc.filename} is a file") from None
+    for name in FORMATS:
+        if _format(name).recognise(disk, path):
+            return name
     found = disk.stat(path)
     if found is None:
         raise NotFoundError(f"{path}: there is nothing here")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.disk import MemoryDisk
-from penstock.errors import NotFoundError, OptionsError
+from penstock.errors import OptionsError
 from penstock.log import detect, open_log
 from penstock.log.detect import FORMATS
 from penstock.log.xchannel import Writer
@@ -35,10 +35,6 @@ def test_nothing_a_store_and_an_unknown_folder_are_refused(tmp_path: Path) -> No
     (tmp_path / "empty").mkdir()
     with pytest.raises(OptionsError, match="not a log of a known format"):
         detect(str(tmp_path / "empty"))
-    (tmp_path / "file").write_bytes(b"")
-    for read in (detect, open_log):
-        with pytest.raises(NotFoundError, match=r"there is nothing here: .*file is a file"):
-            read(str(tmp_path / "file" / "ticks"))
 
 
 def test_a_format_can_be_given_and_must_be_known(tmp_path: Path) -> None:
