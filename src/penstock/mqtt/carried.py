@@ -14,7 +14,7 @@ but for packet ids, so they are encoded once.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -24,9 +24,9 @@ from penstock import kernel
 from penstock.batch import Batch, Spans
 from penstock.errors import CorruptionError
 from penstock.kernel.mqtt import Run
-from penstock.log.envelope import HEAD, NAME, VALUE
-from penstock.mqtt.packets import NONE, Properties
-from penstock.mqtt.properties import decode_properties, encode_varint
+from penstock.log.envelope import HEAD, NAME, VALUE, open_envelopes
+from penstock.mqtt.packets import NONE, BadPacket, Kind, Properties
+from penstock.mqtt.properties import decode_properties, encode_properties, encode_varint
 from penstock.types import Op
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Carried", "carrier_of", "encode_carried", "encode_in_pieces", "encode_runs", "headers_for", "ids_of",
-    "open_headers",
+    "open_headers", "open_rows",
 ]  # fmt: skip
 
 USER: Final = "user."
@@ -128,6 +128,30 @@ def carrier_of(runs: list[Run], headers: list[bytes], times_ns: list[int]) -> Ca
     return kernel.mqttcarry.Carrier(runs, headers, times_ns, _ID)
 
 
+def open_rows(
+    batch: Batch, log: str, bad: Callable[[CorruptionError], None]
+) -> Iterator[tuple[int, bytes, bytes, int, bytes]]:
+    """Yield position, key, headers, op and payload of each record; ``bad`` is told of one that is no envelope."""
+    try:
+        yield from _rows(open_envelopes(batch, log))
+    except CorruptionError:  # before the first: one after the other
+        for position, record in zip(batch.positions.tolist(), batch.to_payloads(), strict=True):
+            try:
+                yield from _rows(open_envelopes(Batch.of([record], positions=[position]), log))
+            except CorruptionError as exc:
+                bad(exc)
+
+
+def _rows(opened: Batch) -> Iterator[tuple[int, bytes, bytes, int, bytes]]:
+    keys, headers, ops = opened.extra["key"], opened.extra["headers"], opened.extra["op"]
+    assert isinstance(keys, Spans)
+    assert isinstance(headers, Spans)
+    return zip(
+        opened.positions.tolist(), keys.to_list(opened.buffer), headers.to_list(opened.buffer),
+        ops.tolist(), opened.to_payloads(), strict=True,  # type: ignore[union-attr]
+    )  # fmt: skip
+
+
 def ids_of(headers: bytes) -> int:
     """Return the packet id in headers, 0 where there is none; ``id`` is the last header."""
     if len(headers) < len(_ID) + 2 or headers[-len(_ID) - 2 : -2] != _ID:
@@ -163,6 +187,8 @@ def open_headers(raw: bytes) -> Carried:
                 raise ValueError("cut short")
             if name == "qos":
                 qos = min(int(value), 2)
+                if qos < 0:
+                    raise ValueError(f"qos {qos}")
             elif name == "retain":
                 retain = value == b"1"
             elif name == "client":
@@ -180,7 +206,10 @@ def open_headers(raw: bytes) -> Carried:
             elif name == RAW:
                 given, _ = decode_properties(encode_varint(len(value)) + value, 0, len(value) + 4, 3)
                 return Carried(qos, retain, client, packet_id, given)
-    except (struct.error, ValueError) as exc:
+        if not values and not user:
+            return Carried(qos, retain, client, packet_id)
+        raw = encode_properties(Properties(**values, user=tuple(user)))
+        properties, _ = decode_properties(raw, 0, len(raw), Kind.PUBLISH)  # as whoever receives them would
+    except (struct.error, ValueError, OverflowError, BadPacket) as exc:
         raise CorruptionError("envelope", at, f"the headers are malformed: {exc}") from None
-    properties = Properties(**values, user=tuple(user)) if values or user else NONE
     return Carried(qos, retain, client, packet_id, properties)

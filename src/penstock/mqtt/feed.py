@@ -11,22 +11,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 import msgspec
 
-from penstock.batch import Batch, Spans
+from penstock.batch import Batch
 from penstock.disk import LoopWait, disk_for, in_disk_thread
-from penstock.errors import ExpiredError, NotFoundError, OptionsError, PenstockError, ReplacedError
+from penstock.errors import CorruptionError, ExpiredError, NotFoundError, OptionsError, PenstockError, ReplacedError
 from penstock.lifecycle import Health, Life, State
 from penstock.log.detect import open_log
-from penstock.log.envelope import CONTENT, open_envelopes
+from penstock.log.envelope import CONTENT
 from penstock.log.face import LogReader
 from penstock.log.fingerprint import Fingerprint, check_fingerprint, fingerprint_of
 from penstock.log.sidecar import Sidecar, sidecar_of
 from penstock.metrics import REGISTRY
-from penstock.mqtt.carried import Carried, open_headers
+from penstock.mqtt.carried import Carried, open_headers, open_rows
 from penstock.mqtt.inlet import Inlet
 from penstock.mqtt.remote import Remote, RemoteSpec, RemoteTaker, TopicMessages
 from penstock.types import Op
@@ -347,13 +347,17 @@ class Feed:
         """Return the messages of records, those of a topic in a row together."""
         found: list[TopicMessages] = []
         last: tuple[Any, ...] | None = None
-        for key, headers, op, payload in self._rows(batch):
+        for _, key, headers, op, payload in self._rows(batch):
             row = (key, headers, op)
             if row == last:
                 found[-1].payloads.append(payload)
                 continue
             last = None
-            carried = self._carried_of(headers)
+            try:
+                carried = self._carried_of(headers)
+            except CorruptionError:
+                self._pass("malformed headers")
+                continue
             try:
                 topic = self._rename(key.decode(), carried)
             except UnicodeDecodeError:
@@ -378,17 +382,14 @@ class Feed:
             last = row if op == Op.PUT else None
         return found
 
-    def _rows(self, batch: Batch) -> Any:
+    def _rows(self, batch: Batch) -> Iterator[tuple[int, bytes, bytes, int, bytes]]:
         if not self._envelopes:
-            return ((b"", b"", Op.PUT, payload) for payload in batch.to_payloads())
-        opened = open_envelopes(batch, self.spec.log)
-        keys, headers, ops = opened.extra["key"], opened.extra["headers"], opened.extra["op"]
-        assert isinstance(keys, Spans)
-        assert isinstance(headers, Spans)
-        return zip(
-            keys.to_list(batch.buffer), headers.to_list(batch.buffer), ops.tolist(), opened.to_payloads(),  # type: ignore[union-attr]
-            strict=True,
-        )  # fmt: skip
+            return ((0, b"", b"", Op.PUT, payload) for payload in batch.to_payloads())
+        return open_rows(batch, self.spec.log, self._pass_bad)
+
+    def _pass_bad(self, exc: CorruptionError) -> None:
+        _log.warning("%s: %s", self.name, exc)
+        self._pass("no envelope")
 
     def _carried_of(self, headers: bytes) -> Carried:
         found = self._carried.get(headers)

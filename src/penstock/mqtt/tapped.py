@@ -6,28 +6,30 @@ whose packet ids are in the journal.
 
 from __future__ import annotations
 
+import logging
 import os
 import zlib
 from collections.abc import Mapping
 from typing import Any, Final
 
-from penstock.batch import Spans
 from penstock.disk import disk_for
 from penstock.disk.failpoint import fail_point
 from penstock.disk.plain import make_folders
-from penstock.errors import OptionsError
+from penstock.errors import CorruptionError, OptionsError
 from penstock.kernel.mqtt import Run
 from penstock.log.detect import detect, open_log
-from penstock.log.envelope import CONTENT, open_envelopes
+from penstock.log.envelope import CONTENT
 from penstock.log.face import LogWriter, WritesInPlace
 from penstock.log.find import find_logs
 from penstock.log.options import SyncMode
 from penstock.log.sidecar import Register, sidecar_of
-from penstock.mqtt.carried import carrier_of, encode_in_pieces, ids_of, open_headers
+from penstock.mqtt.carried import carrier_of, encode_in_pieces, ids_of, open_headers, open_rows
 from penstock.mqtt.places import TapPlace
 from penstock.mqtt.session import Session
 
 __all__ = ["Doubt", "TappedLog", "lost_records", "open_log_writer"]
+
+_log = logging.getLogger(__name__)
 
 NOTE_EVERY: Final = 65_536
 """Records between two notes where no QoS 2 message makes one due sooner."""
@@ -175,7 +177,7 @@ def behind_note(path: str) -> tuple[int | None, list[tuple[bytes, bytes, bytes]]
     noted = None if found is None else found[1]
     last: int | None = None
     records: list[tuple[bytes, bytes, bytes]] = []
-    with open_log(path) as log:
+    with open_log(path, on_damage="skip") as log:
         if log.content != CONTENT:
             return None, records  # another's; a writer of ours is refused here
         position = log.first_position if noted is None else max(noted, log.first_position)
@@ -183,13 +185,10 @@ def behind_note(path: str) -> tuple[int | None, list[tuple[bytes, bytes, bytes]]
             return noted, records  # nothing, or a power cut took what the note is about
         while len(batch := log.read(position)):
             position, last = batch.next_position, int(batch.positions[-1])
-            opened = open_envelopes(batch, path)
-            keys, headers = opened.extra["key"], opened.extra["headers"]
-            assert isinstance(keys, Spans)
-            assert isinstance(headers, Spans)
-            rows = zip(batch.positions.tolist(), keys.to_list(batch.buffer), headers.to_list(batch.buffer),
-                       opened.payloads.to_list(batch.buffer), strict=True)  # fmt: skip
-            records += [(key, head, payload) for at, key, head, payload in rows if at != noted and ids_of(head)]
+            if log.damage_count:
+                continue  # the writer may set aside what is behind damage: it is not known to be there
+            rows = open_rows(batch, path, lambda exc: _log.error("%s", exc))
+            records += [(key, head, payload) for at, key, head, _, payload in rows if at != noted and ids_of(head)]
     return last, records
 
 
@@ -219,7 +218,11 @@ class Doubt:
     def learn(self, path: str, sessions: Mapping[str, Session]) -> None:
         """Take in what lies behind the note of a log, before anybody publishes."""
         for topic, headers, payload in behind_note(path)[1]:
-            carried = open_headers(headers)
+            try:
+                carried = open_headers(headers)
+            except CorruptionError as exc:
+                _log.error("%s: %s", path, exc)
+                continue
             session = sessions.get(carried.client)
             if session is not None and carried.packet_id not in session.received:
                 self._known[carried.client, carried.packet_id] = (topic, zlib.crc32(payload))

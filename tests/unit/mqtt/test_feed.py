@@ -17,6 +17,7 @@ from penstock.lifecycle import State
 from penstock.log import open_log
 from penstock.log.detect import open_writer
 from penstock.log.envelope import Envelope, encode_envelope
+from penstock.log.messagelog import MessageLog, MessageLogOptions
 from penstock.log.sidecar import sidecar_of
 from penstock.log.xchannel import Writer, WriterOptions
 from penstock.mqtt import Client, Feed, FeedSpec, MqttServer, RemoteSpec, ServerOptions, TapSpec
@@ -88,6 +89,39 @@ async def test_a_feed_that_failed_begins_again(tmp_path: Path, monkeypatch: pyte
             while made.describe()["attached"][f"feed:{path}"]["published"] != 1:
                 await asyncio.sleep(0.01)
         assert (left, made.health().state) == ([], State.READY)
+
+
+ODD_HEADERS: list[dict[str, bytes]] = [
+    {"qos": b"high"}, {"message_expiry": b"-5"}, {"message_expiry": b"99999999999"}, {"payload_format": b"7"},
+    {"content_type": b"x" * 70000}, {"content_type": b"\xff"}, {"response_topic": b"a\0b"}, {"client": b"\xff"},
+    {"correlation_data": b"x" * 70000}, {"user.name": b"x" * 70000}, {"qos": b"-1"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("format", ["xchannel", "filechannel", "messagelog"])
+async def test_records_that_make_no_message_are_counted_and_keep_nobody_back(tmp_path: Path, format: str) -> None:
+    path = f"{tmp_path}/log"
+    odd = [encode_envelope(Envelope(b"odd", b"no", headers=headers)) for headers in ODD_HEADERS]
+    cut = encode_envelope(Envelope(b"odd", b"no", headers={"qos": b"1"})).replace(b"\x03\0qos", b"\xff\0qos")
+    good = [encode_envelope(Envelope(b"good", b"%d" % number)) for number in range(4)]
+    writer: Any
+    if format == "messagelog":
+        writer = MessageLog.open(path, MessageLogOptions(content="envelope/1", max_payload_bytes=1 << 20))
+    else:
+        writer = open_writer(path, format=format, content="envelope/1")
+    with writer:
+        writer.append_many([good[0], b"junk", b"\x01", good[1], *odd, cut, good[2]])
+    async with server() as made, Client(made.addresses["mqtt"]) as client:
+        await client.subscribe("#", qos=1)
+        feed = Feed(FeedSpec(log=path), broker=made.broker)
+        await feed.start()
+        assert [payload for _, payload, _ in await some(client, 3)] == [b"0", b"1", b"2"]
+        await feed.caught_up()
+        assert feed.passed == {"no envelope": 2, "malformed headers": len(odd) + 1}
+        assert feed.health().state.value == "ready"
+        with open_log(path) as log:
+            assert cursor(path) == log.next_position
+        await feed.stop()
 
 
 async def test_a_feed_goes_on_where_its_cursor_is(tmp_path: Path) -> None:

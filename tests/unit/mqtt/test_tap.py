@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from penstock.log import open_log
 from penstock.log.envelope import decode_envelope
 from penstock.log.xchannel import Writer
 from penstock.mqtt import packets as p
-from penstock.mqtt.carried import open_headers
+from penstock.mqtt.carried import open_headers, open_rows
 from penstock.mqtt.gate import TurnGate
 from penstock.mqtt.packets import Kind
 from penstock.mqtt.tap import Tap, TapSpec
@@ -445,6 +446,49 @@ def test_a_message_that_is_there_already_and_one_that_is_too_large_come_in_one_t
     assert other.read() == [p.Ack(Kind.PUBACK, 1, 0x97), p.Ack(Kind.PUBACK, 2)]
     assert payloads(path) == [b"1", b"2"]
     again.close()
+
+
+@pytest.mark.parametrize("format", ["xchannel", "filechannel", "messagelog"])
+def test_damage_in_the_log_of_a_tap_keeps_no_broker_from_starting(tmp_path: Path, format: Any) -> None:
+    path = tmp_path / "log"
+    persistent: dict[str, Any] = {"clean": False, "properties": {"session_expiry": 1000}}
+    world = Tapped(TapSpec(filter="#", path=str(path), format=format))
+    device = world.device("dev", **persistent)
+    for number in range(1, 4):
+        device.publish("a", b"message %d" % number, 2, packet_id=number)
+    world.taps[0].end_turn()  # the log has them; the process dies before the journal does
+    world.taps[0]._logs[str(path)].writer.close()
+    file = next(
+        each for each in sorted([path, *path.glob("*")]) if each.is_file() and b"message 2" in each.read_bytes()
+    )
+    data = bytearray(file.read_bytes())
+    at = data.index(b"message 2")
+    data[data.rindex(b"\x01\0\0\0", 0, at)] = 9  # the version of its envelope
+    file.write_bytes(data)
+
+    again = Tapped()
+    device = again.device("dev", **persistent)
+    again.taps = [Tap(TapSpec(filter="#", path=str(path), format=format), again.broker)]
+    again.taps[0].attach()
+    for number in range(1, 4):
+        device.publish("a", b"message %d" % number, 2, packet_id=number, dup=True)
+    assert again.turn(device) == [p.Ack(Kind.PUBREC, number) for number in range(1, 4)]
+    again.close()
+    counts = path_counts(str(path))
+    assert counts[b"message 1"] == 1
+    assert 1 <= counts[b"message 2"] <= 2  # it is there again, whole, beside what is left of the first
+    assert 1 <= counts[b"message 3"] <= 2  # what is behind damage may have been set aside by the log
+
+
+def path_counts(path: str) -> Counter[bytes]:
+    """Count the payloads of a log, whatever is wrong with some of its records."""
+    found: Counter[bytes] = Counter()
+    with open_log(path, on_damage="skip") as log:
+        at = log.first_position
+        while len(batch := log.read(at)):
+            found.update(payload for *_, payload in open_rows(batch, path, lambda _: None))
+            at = batch.next_position
+    return found
 
 
 def full_soon(log: TappedLog, after: int) -> None:
