@@ -119,7 +119,7 @@ class Channel:
 
         Many at once (``asyncio.gather``) go to disk together.
         """
-        seq: int = await self._manager.submit(c.Broadcast(self.id, _nid(nid), payload, _now_ms()), source)
+        seq: int = await self._manager.submit(c.Broadcast(self.id, _nid(nid), _bytes(payload), _now_ms()), source)
         return seq
 
     async def broadcast_many(
@@ -129,7 +129,7 @@ class Channel:
 
         They are numbered in a row and acknowledged together.  One that is too large refuses all of them.
         """
-        command = c.BroadcastMany(self.id, _nid(nid), tuple(payloads), _now_ms())
+        command = c.BroadcastMany(self.id, _nid(nid), tuple(map(_bytes, payloads)), _now_ms())
         numbers: range = await self._manager.submit(command, source)
         return numbers
 
@@ -147,7 +147,7 @@ class Channel:
 
     async def push(self, nid: Who, payload: bytes) -> None:
         """Put an element at the end of a queue; the owner may."""
-        await self._manager.submit(c.Push(self.id, _nid(nid), payload, _now_ms()))
+        await self._manager.submit(c.Push(self.id, _nid(nid), _bytes(payload), _now_ms()))
 
     async def pop(self, nid: Who) -> c.StoredMessage:
         """Take the element at the head of a queue: handed out once and never again, crash or not."""
@@ -166,6 +166,11 @@ class Channel:
 
 def _nid(who: Who) -> Nid:
     return Nid.parse(who) if isinstance(who, str) else who
+
+
+def _bytes(payload: bytes) -> bytes:
+    """Return what a caller gave as bytes that nobody changes: any buffer will do."""
+    return payload if type(payload) is bytes else bytes(memoryview(payload))
 
 
 def _now_ms() -> int:

@@ -501,3 +501,63 @@ async def test_after_a_fatal_error_a_client_is_out_before_it_sees_the_end(tmp_pa
                 assert await again.ask("CHANNELS id=1") == "CHANNELS_ACK id=1"
     finally:
         await server.stop()
+
+
+class Shout(bytes):
+    """Bytes that are more than bytes."""
+
+
+class Shouts:
+    def transform(self, _: object, __: object, payload: bytes) -> bytes:
+        return Shout(payload.upper())
+
+
+async def test_a_payload_of_a_class_of_its_own_is_heard_as_bytes(tmp_path: Path) -> None:
+    """It was acknowledged, and everybody who should have heard it heard nothing more."""
+    async with (
+        asyncio.timeout(20),
+        ChannelServer(tmp_path, options(), modulator=Shouts()) as server,
+        await Client.connect(address(server), username="ann") as ann,
+        await Client.connect(address(server), username="bob") as bob,
+    ):
+        await ann.join("ops")
+        await bob.join("ops")
+        await ann.broadcast("ops", b"hi")
+        async for message in bob.messages():
+            assert type(message.payload) is bytes
+            assert message.payload == b"HI"
+            break
+
+
+async def test_a_client_that_cannot_be_told_what_a_channel_says_is_let_go(tmp_path: Path, monkeypatch: Any) -> None:
+    """Never left connected and deaf."""
+    async with (
+        asyncio.timeout(20),
+        ChannelServer(tmp_path, options()) as server,
+        await Raw.open(server) as bob,
+        await Client.connect(address(server), username="ann") as ann,
+    ):
+        await ann.join("ops")
+        await bob.login("bob")
+        await bob.ask("JOIN id=1 channel=!ops@localhost")
+        (shell,) = [shell for shell in server.clients if str(shell.link.nid) == "bob@localhost"]
+        monkeypatch.setattr(shell.link, "deliver", lambda _: 1 / 0)
+        assert await ann.broadcast("ops", b"hi") == 1
+        assert await bob.frame() == b"ERROR reason=INTERNAL_SERVER_ERROR\n"
+        assert await bob.ended()
+        assert await ann.members("ops") == ["ann@localhost"]
+
+
+class Stops:
+    def authenticate(self, _: str) -> str:
+        raise StopIteration
+
+
+async def test_a_modulator_that_raises_stop_iteration_is_an_answer_at_once(tmp_path: Path) -> None:
+    async with (
+        asyncio.timeout(20),
+        ChannelServer(tmp_path, options(modulator_timeout=60), modulator=Stops()) as server,
+        await Raw.open(server) as raw,
+    ):
+        await raw.ask("CONNECT version=1")
+        assert "INTERNAL_SERVER_ERROR" in await raw.ask("AUTH token=ann")

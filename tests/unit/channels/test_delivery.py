@@ -194,3 +194,21 @@ async def test_who_comes_back_while_its_channels_are_being_left_stays_in_what_it
     await leaving
     assert [str(nid) for nid in await second.members(BOB)] == [ANN, BOB]
     assert [str(nid) for nid in await first.members(BOB)] == [BOB]
+
+
+async def test_a_payload_may_be_any_buffer_and_is_heard_as_bytes(start: Any) -> None:
+    """What its owner changes later changes nothing that was said."""
+    manager = await start()
+    heard = manager.connect(BOB)
+    ops = manager.channel("ops")
+    await ops.join(ANN)
+    await ops.join(BOB)
+    given = bytearray(b"hi")
+    await ops.broadcast(ANN, given)
+    await ops.broadcast_many(ANN, [given, memoryview(given)])
+    given[:] = b"no"
+    payloads = [item.payload for item in heard.waiting() if isinstance(item, ChannelMessage)]
+    assert payloads == [b"hi"] * 3
+    assert {type(payload) for payload in payloads} == {bytes}
+    with pytest.raises(TypeError):
+        await ops.broadcast(ANN, "hi")  # type: ignore[arg-type]

@@ -469,6 +469,15 @@ class ClientShell:
 
     def _heard(self, event: c.Delivery) -> None:
         """Take what its channels say; the manager calls this."""
+        try:
+            self._tell(event)
+        except Exception:  # the manager says nothing more to a sink that failed
+            self.link.fail("INTERNAL_SERVER_ERROR")
+            self._flush()
+            raise
+
+    def _tell(self, event: c.Delivery) -> None:
+        """Tell the client what its channels say, now or when its turn comes."""
         if self.link.resumes:
             replay = self._replays.get(event.channel)
             if isinstance(event, c.Event):

@@ -143,7 +143,7 @@ class Moderation:
         many = getattr(self.modulator, "transform_many", None)
         try:
             if many is not None:
-                found = await self._limited("transform", many(nid, channel, payloads))
+                found = list(await self._limited("transform", many(nid, channel, payloads)))
             elif inspect.iscoroutinefunction(self._methods["transform"]):
                 for payload in payloads:
                     found.append(await self._call("transform", nid, channel, payload))
@@ -157,6 +157,8 @@ class Moderation:
                 return found[:index], payload
             if payload is not None and (not isinstance(payload, bytes) or not payload):
                 return found[:index], ModulatorFailed("transform", "it returned no bytes")
+            if payload is not None and type(payload) is not bytes:
+                found[index] = bytes(payload)
         return list(found), failed
 
     async def _some_in_thread(self, nid: Nid, channel: ChannelId, payloads: Sequence[bytes], found: list[Any]) -> None:
@@ -199,7 +201,13 @@ class Moderation:
         return await self._limited(name, found) if inspect.isawaitable(found) else found
 
     async def _in_thread(self, name: str, work: Callable[[], Any]) -> Any:
-        return await self._limited(name, asyncio.get_running_loop().run_in_executor(self._threads, work))
+        def answer() -> Any:
+            try:
+                return work()
+            except StopIteration as exc:  # no future can carry it
+                raise RuntimeError(repr(exc)) from exc
+
+        return await self._limited(name, asyncio.get_running_loop().run_in_executor(self._threads, answer))
 
     async def _limited(self, name: str, coming: Any) -> Any:
         try:
