@@ -3,7 +3,8 @@
 python bench/idle.py [--quick]
 
 One child process for each kind of follower waits; its processor time is read from outside after it has settled.  Then
-this process writes one record every 300 ms with the time in it, and the child says how late it got each.
+this process writes one record every 300 to 400 ms with the time in it, and the child says how late it got each: not
+at the same distance each time, which would meet the same moment of a follower that looks now and then.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -188,7 +190,7 @@ def measure(kind: str, idle_seconds: float, records: int) -> list[str]:
                 sent = b"%d" % time.monotonic_ns()
                 write(sent)
                 lates.append(float(process.stdout.readline()))
-                time.sleep(SILENCE_SECONDS)
+                time.sleep(SILENCE_SECONDS + random.uniform(0, 0.1))
             if made in ("bucket", "envelopes") or "group" in kind or "worker" in kind:
                 lates = lates[1:]  # the first line was the record from before
         finally:
@@ -214,7 +216,7 @@ def main() -> None:
     if arguments.child:
         child(*arguments.child)
         return
-    seconds, records = (1.0, 3) if arguments.quick else (6.0, 12)
+    seconds, records = (1.0, 3) if arguments.quick else (6.0, 40)
     print("| follower | of a core while idle | late, median | late, most |")
     print("|---|---:|---:|---:|")
     for kind in KINDS:

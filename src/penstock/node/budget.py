@@ -338,7 +338,10 @@ class BudgetPart:
     def _words(self) -> str:
         part = 100 * self.used / self.budget if self.budget else 100.0
         last = {"full": "; nothing more is taken", "sacrifice": "; the oldest segments go"}.get(self.level, "")
-        return f"{self.used} of {self.budget} bytes are used ({part:.0f} %){last}"
+        options, why = self._config().disk, ""
+        if self.budget != options.budget_bytes:  # the disk has less
+            why = f" of a disk with {self.free} bytes free, {options.reserve_bytes} of them kept (reserve_bytes)"
+        return f"{self.used} of {self.budget} bytes are used ({part:.0f} %){why}{last}"
 
 
 def _finite(seconds: float) -> float | None:
