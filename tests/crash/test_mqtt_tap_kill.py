@@ -59,6 +59,8 @@ class Load:
         self.port, self.clients = port, clients
         self.acked: dict[str, int] = {}
         self.ending = False
+        self.connected = 0
+        self.everyone = asyncio.Event()
 
     async def run(self) -> None:
         await asyncio.gather(*(self._publish(f"dev-{number}", number % 3) for number in range(self.clients)))
@@ -71,6 +73,9 @@ class Load:
         )  # fmt: skip
         number = 0
         async with Client(f"127.0.0.1:{self.port}", options) as client:
+            self.connected += 1
+            if self.connected == self.clients:
+                self.everyone.set()
             while not self.ending:
                 count = random.choice((1, 1, 5, 40))
                 payloads = [b"%d" % (number + each) for each in range(count)]
@@ -106,6 +111,8 @@ async def kill_loop(broker: Process, load: Load, rounds: int, others: list[Proce
     for each in [broker, *others]:
         await each.start()
     running = asyncio.create_task(load.run())
+    async with asyncio.timeout(60):
+        await load.everyone.wait()  # a client that was never let in does not try again
     for _ in range(rounds):
         victim = random.choice([broker, *others])
         await asyncio.sleep(random.uniform(0.05, 0.4))
