@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from penstock.disk.objectstore import Obstore
 from penstock.log.filechannel import ChannelOptions, FileChannel
 from penstock.log.messagelog import MessageLog, MessageLogOptions
 from penstock.log.xchannel import Writer
+from penstock.ship.remote import ShippedLog
 
 FORMATS = ["xchannel", "messagelog", "filechannel"]
 
@@ -35,6 +37,11 @@ def fill(format: str, writer: Any, start: int, count: int) -> list[bytes]:
     writer.append_many(payloads)
     seal(format, writer)
     return payloads
+
+
+def shipped(store: Obstore, channel: str = "log") -> ShippedLog:
+    """Return what was shipped of a channel."""
+    return ShippedLog(f"memory://m/{channel}", store)
 
 
 class Since:

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from obstore.store import MemoryStore
-from ship_use import FORMATS, fill, open_writer, read_all
+from ship_use import FORMATS, fill, open_writer, read_all, shipped
 
 from penstock.disk.failpoint import arm
 from penstock.disk.folderstore import FolderStore
@@ -19,17 +18,7 @@ from penstock.errors import ClosedError
 from penstock.lifecycle import State
 from penstock.log.detect import open_log
 from penstock.ship import ShipOptions, ShipPart, Shipper, roll_quiet
-from penstock.ship.remote import ShippedLog
 from penstock.testing.clock import FakeClock
-
-
-@pytest.fixture
-def store() -> Obstore:
-    return Obstore(MemoryStore(), "memory://m")
-
-
-def shipped(store: Obstore) -> ShippedLog:
-    return ShippedLog("memory://m/log", store)
 
 
 @pytest.mark.parametrize("format", FORMATS)
