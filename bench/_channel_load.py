@@ -325,7 +325,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         wire.socket.close()
     return {
         "acked": acked, "heard": heard, "lost": acked * args.consumers - heard, "per_second": round(acked / seconds),
-        "heard_per_second": round(heard / drained), "p50_ms": round(float(p50), 2), "p99_ms": round(float(p99), 2),
+        "heard_per_second": round(heard / drained), "reached_per_second": round(heard / args.consumers / drained),
+        "p50_ms": round(float(p50), 2), "p99_ms": round(float(p99), 2),
         "generator_cpu_us": round(used * 1e6 / acked, 2),
     }  # fmt: skip
 

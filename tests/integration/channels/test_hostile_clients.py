@@ -47,6 +47,31 @@ async def test_a_reader_that_does_not_read_is_let_go_and_the_others_hear_everyth
         await server.stop()
 
 
+async def test_what_waits_for_a_client_that_catches_up_is_handed_over_in_pieces(tmp_path: Path) -> None:
+    """What waits is shared with the others it goes to; handed over at once, it would be a copy for each."""
+    server, count = await served(tmp_path), 300
+    try:
+        ann, slow = await joined(server, "ann"), await joined(server, "slow")
+        assert (await ann.frame()).startswith(b"EVENT ")
+        slow.reader._transport.pause_reading()  # type: ignore[attr-defined]
+        for _ in range(count):
+            assert (await ann.ask(f"BROADCAST id=7 {C} length=60000\n{BIG}\n")).startswith("BROADCAST_ACK")
+        (client,) = [client for client in server.clients if str(client.link.nid) == "slow@localhost"]
+        assert client.link.waiting * len(BIG) > 8 << 20
+        slow.reader._transport.resume_reading()  # type: ignore[attr-defined]
+        most = 0
+        for number in range(1, count + 1):
+            frame = await slow.frame()
+            assert frame.startswith(b"MESSAGE ")
+            assert b" seq=%d " % number in frame
+            most = max(most, client._connection.buffered)
+        assert most < 2 << 20
+        for raw in (ann, slow):
+            await raw.gone()
+    finally:
+        await server.stop()
+
+
 async def test_a_client_that_asks_and_does_not_read_is_not_read_either(tmp_path: Path) -> None:
     """Its own answers never end it: the server waits, and what it asked is answered when it reads again."""
     server = await served(tmp_path, outbound_message_queue_size=5, max_message_size=65_536)

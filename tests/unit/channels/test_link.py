@@ -60,3 +60,13 @@ def test_a_history_that_does_not_fit_the_line_of_a_client_ends_it_as_in_the_orig
     assert link.take_output()[0].startswith(b"HISTORY_ACK id=1 ")
     link.answered(asked, [StoredMessage(1, 1767225600000, "ann@localhost", b"hi")])
     assert (link.take_output(), link.state) == ([], LinkState.ENDED)
+
+
+def test_output_is_taken_in_pieces_and_what_is_left_is_counted() -> None:
+    link = ready_link()
+    for number in range(5):
+        link.send(b"%d" % number * 100, 2)
+    assert (link.take_output(150), link.waiting, link.has_output) == ([b"0" * 100, b"1" * 100], 6, True)
+    link.send(b"x", 1)
+    assert (link.take_output(1), link.waiting) == ([b"2" * 100], 5)
+    assert (link.take_output(1000), link.waiting, link.has_output) == ([b"3" * 100, b"4" * 100, b"x"], 0, False)

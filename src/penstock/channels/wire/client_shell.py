@@ -48,6 +48,9 @@ __all__ = ["ClientShell"]
 
 _log = logging.getLogger(__name__)
 
+PIECE_BYTES: Final = 256 << 10
+"""What is handed to the connection at once of what waits for a client."""
+
 QUIET_SECONDS: Final = 0.05
 """How long a client that just logged in is told nothing unless it asks: the original's client drops what it reads
 together with the answer to its login."""
@@ -581,7 +584,7 @@ class ClientShell:
             else:
                 return
         if link.has_output:
-            self._connection.write_many(link.take_output())
+            self._write(None if link.ended is not None else PIECE_BYTES)
         if link.ended is not None:
             if link.silent_close:
                 self._connection.abort(link.ended)
@@ -594,3 +597,13 @@ class ClientShell:
             self._connection.set_deadline(seconds, absolute=True)
 
     flush = _flush
+
+    def _write(self, most: int | None) -> None:
+        """Write what there is, a piece at a time until the peer has to read first."""
+        link, connection = self.link, self._connection
+        connection.write_many(link.take_output(most))
+        while link.has_output:
+            connection.flush()
+            if self._slow:
+                return
+            connection.write_many(link.take_output(most))

@@ -134,7 +134,8 @@ class ClientLink:
         self._cutter = Cutter(settings.max_message_size, settings.max_payload_size)
         self._items: deque[Item] = deque()
         self._out: list[bytes] = []
-        self._frames = 0
+        self._counts: list[int] = []
+        self._frames = self._size = 0
         self._heartbeat = settings.keep_alive_interval
         self._state_deadline: float | None = now + settings.connect_timeout
         self._payload_deadline: float | None = None
@@ -365,7 +366,9 @@ class ClientLink:
     def send(self, data: bytes, frames: int = 1) -> None:
         """Add to the output; ``frames`` is how many messages it holds."""
         self._out.append(data)
+        self._counts.append(frames)
         self._frames += frames
+        self._size += len(data)
 
     @property
     def has_output(self) -> bool:
@@ -377,9 +380,22 @@ class ClientLink:
         """How many messages wait to be written."""
         return self._frames
 
-    def take_output(self) -> list[bytes]:
-        """Return what is to be written."""
-        out, self._out, self._frames = self._out, [], 0
+    def take_output(self, most: int | None = None) -> list[bytes]:
+        """Return what is to be written next, of all that is about ``most`` bytes.
+
+        What is left stays as it is, shared with the others it goes to; encrypted, it would be a copy for each.
+        """
+        if most is None or self._size <= most:
+            out, self._out, self._counts = self._out, [], []
+            self._frames = self._size = 0
+            return out
+        end = size = 0
+        while size < most:
+            size += len(self._out[end])
+            end += 1
+        out, self._size = self._out[:end], self._size - size
+        self._frames -= sum(self._counts[:end])
+        del self._out[:end], self._counts[:end]
         return out
 
     def overflow(self) -> None:
