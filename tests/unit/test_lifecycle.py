@@ -28,7 +28,7 @@ from penstock.ship import ShipPart
 STEPS = {name for name, _ in inspect.getmembers(Part, inspect.isfunction) if not name.startswith("_")}
 OTHERS = {
     "Node", "Supervisor",  # they run parts
-    "Attached", "Kept",  # the parts of one broker, which is a part
+    "Attached", "KeptPart",  # the parts of one broker, which is a part
     "Client",  # a connection of the caller's
 }  # fmt: skip
 

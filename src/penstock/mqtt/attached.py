@@ -72,7 +72,7 @@ def _check_names(parts: list[Part]) -> None:
             raise OptionsError(f"{name}: two of them; give one another name")
 
 
-class Kept:
+class KeptPart:
     """A part that is made anew when it fails."""
 
     def __init__(self, make: Callable[[], Part]) -> None:
@@ -123,8 +123,8 @@ class Attached:
         """What hangs there now, in the order in which it began."""
         return [kept.part for kept in self._kept]
 
-    def _keep(self, spec: AttachedSpec) -> Kept:
-        return Kept(lambda: self._make(spec))
+    def _keep(self, spec: AttachedSpec) -> KeptPart:
+        return KeptPart(lambda: self._make(spec))
 
     def _make(self, spec: AttachedSpec) -> Part:
         if isinstance(spec, TapSpec):
@@ -149,7 +149,7 @@ class Attached:
         except PenstockError as exc:
             return str(exc)
         leaving = [number for number in range(len(self._specs)) if number not in there]
-        begun: list[Kept] = []
+        begun: list[KeptPart] = []
         try:
             await self._end([self._kept[number] for number in leaving], seconds)
             for spec, kept in zip(wanted, made, strict=True):
@@ -165,7 +165,7 @@ class Attached:
         self._specs, self._kept = wanted, made
         return ""
 
-    async def _end(self, leaving: list[Kept], seconds: float) -> None:
+    async def _end(self, leaving: list[KeptPart], seconds: float) -> None:
         for kept in reversed(leaving):
             await kept.part.drain(seconds)
             await kept.stop()

@@ -194,7 +194,7 @@ async def test_replays_that_go_on_are_no_requests_under_way(tmp_path: Path, monk
     ):
         for name in names:
             await bob.join(name)
-            await bob.configure(name, persist=True)
+            await bob.configure(name, persist=True, message_flush_interval=1000)  # no sync for each
             for _ in range(10):
                 await bob.broadcast_many(name, [b"x" * 1000] * 100)
         async with await Raw.open(server) as raw:
