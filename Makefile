@@ -73,6 +73,8 @@ asan: env  ## kernel tests and fuzzers with AddressSanitizer, in a copy of the s
 	@$(ASAN) $(BIN)/python -c 'import penstock.kernel as k, sys; sys.exit(None if k.native and "build/asan" in k.__file__ else "not the checked kernel")'
 	@$(ASAN) $(PYTEST) -q -p no:faulthandler tests/unit/kernel tests/property/test_kernels_agree.py tests/property/test_pgss_kernel.py \
 	  tests/property/test_filechannel_kernel.py tests/property/test_messagelog_kernel.py tests/property/test_fuzz_xchannel.py tests/property/test_lmdb_kernel.py tests/property/test_rockslog_kernels_agree.py \
+	  tests/property/test_mqtt_kernels_agree.py tests/property/test_mqttcarry_kernels_agree.py tests/property/test_mqttrelay_kernels_agree.py \
+	  tests/property/test_wsframes_kernels_agree.py tests/property/test_natswire_kernels_agree.py \
 	  tests/hostile/test_shrinking.py
 	@# A conversation is hundreds of packets or frames, and under AddressSanitizer each takes several times as long.
 	@for target in fuzz/[!_]*.py; do \

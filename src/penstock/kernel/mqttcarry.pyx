@@ -65,8 +65,9 @@ cdef class _Messages:
         if size < self.fixed:
             size = self.fixed - size
             memcpy(out, PyBytes_AS_STRING(self.id_head), size - 2)
-            out += size
-            out[-2], out[-1] = (self.id >> 8) & 255, self.id & 255
+            out += size - 2
+            out[0], out[1] = (self.id >> 8) & 255, self.id & 255
+            out += 2
         memcpy(out, PyBytes_AS_STRING(self.run.data) + self.at, self.size)
 
 

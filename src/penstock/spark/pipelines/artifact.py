@@ -18,7 +18,7 @@ import os
 import tempfile
 import uuid
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import pyarrow as pa
@@ -40,8 +40,8 @@ from penstock.disk.plain import create_private, make_folders
 from penstock.errors import CorruptionError, ExpiredError, OptionsError, ReplacedError
 from penstock.log.detect import open_log
 from penstock.log.envelope import CONTENT
-from penstock.log.face import LogReader
-from penstock.ship import open_shipped
+from penstock.log.face import Cuttable, LogReader
+from penstock.ship import ShippedLog, open_shipped
 from penstock.spark.objects import put_file
 from penstock.spark.pipelines.fold import latest, updates_of
 from penstock.spark.source.options import place_of
@@ -155,13 +155,11 @@ def _cursor(reader: LogReader, to: int | None) -> int:
             raise OptionsError(f"to={to}: the log goes from {reader.first_position} to {reader.next_position}")
         reader.read(to, 1)  # it raises where no record begins
         return to
-    entries: Any = getattr(reader, "entries", None)
     at = reader.first_position
-    if entries is not None and (there := entries(at, reader.next_position)):
+    if isinstance(reader, ShippedLog) and (there := reader.entries(at, reader.next_position)):
         at = there[-1].first
-    elif at < reader.next_position:
-        cuts: Any = getattr(reader, "cut", None)
-        at = cuts(at, reader.next_position, 1 << 20)[-1][0] if cuts is not None else at
+    elif at < reader.next_position and isinstance(reader, Cuttable):
+        at = reader.cut(at, reader.next_position, 1 << 20)[-1][0]
     while len(batch := reader.read(at)):
         at = batch.next_position
     return at
