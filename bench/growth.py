@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from penstock.channels import ChannelManager
+from penstock.channels import ChannelManager, Limits
 from penstock.kv import EmbeddedConnection, EmbeddedOptions, StoreConfig
 from penstock.log.face import LogReader
 from penstock.log.filechannel import ChannelOptions, FileChannel, FileChannelLog
@@ -264,11 +264,11 @@ def many_channels(count: int) -> Times:
     """That many persistent channels with a member and a message each."""
 
     async def work(path: str) -> Times:
-        async with await ChannelManager.open(path) as manager:
+        async with await ChannelManager.open(path, limits=Limits(max_channels=2 * count)) as manager:
             for start in range(0, count, 100):
                 await asyncio.gather(*(_fill(manager, number) for number in range(start, min(count, start + 100))))
         began = time.process_time()
-        async with await ChannelManager.open(path) as manager:
+        async with await ChannelManager.open(path, limits=Limits(max_channels=2 * count)) as manager:
             found = {"open": (time.process_time() - began) * 1000}
             room = manager.channel("room0")
             found["broadcast"] = await _median(lambda: room.broadcast("u0@localhost", b"hello"), 20)
