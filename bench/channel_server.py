@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from _channel_load import processor_seconds
-from _table import machine, markdown
+from _table import markdown
 
 HERE = Path(__file__).parent
 SUPPORT = str(HERE.parent / "tests" / "support")
@@ -153,6 +153,52 @@ def one(server: Any, shape: tuple[int, int, int], keeping: str, seconds: float, 
     return {**found, "cpu_us": round(used * 1e6 / found["acked"], 1) if found.get("acked") else None}
 
 
+def print_tables(rows: list[dict[str, Any]]) -> None:
+    """Print each case with both servers beside each other, then ours without TLS, then what the generator can do."""
+
+    def said(row: dict[str, Any] | None) -> str:
+        return "" if row is None else f"{row['reached_per_second']:,}/s, {row['p50_ms']} / {row['p99_ms']} ms"
+
+    def ratio(above: float | None, below: float | None) -> str:
+        return f"{above / below:.1f}" if above and below else ""
+
+    cases: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        cases.setdefault(row["what"], {})[row["server"]] = row
+    together, plain = [], []
+    for what, servers in cases.items():
+        ours, theirs = servers.get("penstock"), servers.get("narwhal 0.7.0")
+        if ours is None:
+            continue
+        cells = [said(ours), f"{ours['cpu_us']}"]
+        if ", plain, " in what:
+            plain.append([what.replace(", plain", ""), *cells])
+            continue
+        if theirs is not None:
+            rates = ratio(ours["reached_per_second"], theirs["reached_per_second"])
+            cells = [
+                said(ours),
+                said(theirs),
+                rates,
+                cells[1],
+                theirs["cpu_us"],
+                ratio(theirs["cpu_us"], ours["cpu_us"]),
+            ]
+        together.append([what.replace(", TLS", ""), *cells])
+    each = "processor µs, "
+    peer = ["penstock", "narwhal 0.7.0", "times its rate", f"{each}penstock", f"{each}narwhal", "times less"]
+    if together:
+        head = peer if len(together[0]) == 7 else ["penstock", f"{each}penstock"]
+        print(markdown(["TLS", *head], together), "\n")
+    if plain:
+        print(markdown(["plain", "penstock", f"{each}penstock"], plain), "\n")
+    stubs = [row for row in rows if row["server"] == "stub"]
+    cells = [
+        [row["what"].removesuffix(", what the generator can do"), f"{row['reached_per_second']:,}/s"] for row in stubs
+    ]
+    print(markdown(["the generator against a stub", "messages that reached all"], cells))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one short turn of the smallest case")
@@ -205,24 +251,7 @@ def main() -> None:
     if args.json:
         print(json.dumps(rows))
         return
-    print(machine(), "\n")
-    cells = [
-        [
-            row["what"],
-            row["server"],
-            f"{row['reached_per_second']:,}/s",
-            row.get("p50_ms"),
-            row.get("p99_ms"),
-            row.get("cpu_us"),
-        ]
-        for row in rows
-    ]
-    print(
-        markdown(
-            ["case", "server", "messages that reached all", "p50 ms", "p99 ms", "server's processor time each, µs"],
-            cells,
-        )
-    )
+    print_tables(rows)
 
 
 if __name__ == "__main__":
