@@ -193,10 +193,10 @@ def print_tables(rows: list[dict[str, Any]]) -> None:
     if plain:
         print(markdown(["plain", "penstock", f"{each}penstock"], plain), "\n")
     stubs = [row for row in rows if row["server"] == "stub"]
-    cells = [
+    reached = [
         [row["what"].removesuffix(", what the generator can do"), f"{row['reached_per_second']:,}/s"] for row in stubs
     ]
-    print(markdown(["the generator against a stub", "messages that reached all"], cells))
+    print(markdown(["the generator against a stub", "messages that reached all"], reached))
 
 
 def main() -> None:
