@@ -243,6 +243,7 @@ class GroupCommit:
                 finally:
                     with self._mutex:
                         self._done(committer)
+                del committer, futures  # a thread that sleeps keeps no log that was closed meanwhile
         finally:
             with self._mutex:
                 self.threads -= 1  # ended by what no sync raises: whoever asks next starts another
@@ -259,22 +260,26 @@ class GroupCommit:
         """Return the next committer to sync; called with the mutex held, which it gives up to sleep."""
         while True:
             now = time.monotonic()
-            waiting = [c for c in self._timed if not c._running]  # the others come back here
-            for committer in [c for c in waiting if c._due is not None and c._due <= now]:
-                self._timed.remove(committer)
-                committer._due = None
-                if committer not in self._ready:
-                    self._ready.append(committer)
+            nearest = self._collect(now)
             if self._ready:
                 if len(self._ready) > 1:
                     self._wake()
                 return self._ready.popleft()
-            nearest = min((c._due for c in waiting if c._due is not None), default=None)
             self._sleeping += 1
             try:
                 self._work.wait(None if nearest is None else max(0.0, nearest - now))
             finally:
                 self._sleeping -= 1
+
+    def _collect(self, now: float) -> float | None:
+        """Make ready what is due, and return when the next one will be."""
+        waiting = [c for c in self._timed if not c._running]  # the others come back here
+        for committer in [c for c in waiting if c._due is not None and c._due <= now]:
+            self._timed.remove(committer)
+            committer._due = None
+            if committer not in self._ready:
+                self._ready.append(committer)
+        return min((c._due for c in waiting if c._due is not None), default=None)
 
     def _sync(self, committer: Committer, futures: list[Future[int]]) -> None:
         try:

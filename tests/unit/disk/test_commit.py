@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 
@@ -329,3 +331,25 @@ def test_a_failure_that_is_final_is_not_tried_again() -> None:
         committer.check()
     assert len(tries) == 2
     committer.close()
+
+
+def test_a_thread_that_sleeps_keeps_no_log_that_was_closed() -> None:
+    # seen as open files of disks in memory: each of eight sleeping threads kept the last logs that it had synced
+    class Log:
+        def sync(self) -> int:
+            return 7
+
+    group = GroupCommit(threads=1)
+    gone = threading.Event()
+    log = Log()
+    weakref.finalize(log, gone.set)
+    committer = group.committer(log.sync, interval=0.001)
+    assert committer.request().result(10) == 7
+    committer.touch()
+    committer.close()
+    del log, committer
+    for _ in range(1000):  # the thread goes to sleep after it has answered
+        gc.collect()
+        if gone.wait(0.01):
+            break
+    assert gone.is_set()

@@ -201,7 +201,8 @@ def test_a_missing_folder_is_made_unless_told_otherwise(tmp_path: Path) -> None:
 # --- Errors
 
 
-NO_ROOM = OSError(errno.ENOSPC, "No space left on device")
+def no_room() -> OSError:
+    return OSError(errno.ENOSPC, "No space left on device")  # a new one: it keeps the frames that it was raised in
 
 
 @pytest.mark.parametrize("operation", ["write_at", "create", "rename", "sync_folder", "modify", "own"])
@@ -215,7 +216,7 @@ def test_a_queue_without_room_goes_on_when_there_is_some(operation: str, sync: A
 
     def fail(called: str, path: str) -> None:
         if called == operation and "segment" in path + "segment" * (called in ("create", "rename", "sync_folder")):
-            raise NO_ROOM
+            raise no_room()
 
     disk.on_call = fail
     for number in range(6, 20):
@@ -278,9 +279,9 @@ def test_what_leaves_doubt_makes_the_channel_read_only_until_it_is_reopened(oper
     kept = [b"kept %d" % n for n in range(6)]
     for payload in kept:
         channel.append(payload)
-    disk.fail(operation, NO_ROOM, path="c/segment")
+    disk.fail(operation, no_room(), path="c/segment")
     if operation == "truncate":
-        disk.fail("write_at", NO_ROOM, path="c/segment")
+        disk.fail("write_at", no_room(), path="c/segment")
     with pytest.raises(ReadOnlyError, match="No space left"):
         [channel.append(b"late %d" % number) for number in range(8)]
     with pytest.raises(ReadOnlyError, match="No space left"):
