@@ -137,7 +137,7 @@ class Broker(Dispatch):
             return
         session.link, session.ready = None, False
         self.connected -= 1
-        session.resend.clear()
+        session.resend = None
         session.replays.clear()
         now = self.clock.monotonic()
         if normal:

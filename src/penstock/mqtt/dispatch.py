@@ -254,7 +254,7 @@ class Dispatch(Agenda):
     ) -> int:
         """Send a run of QoS 1 or 2 to a session, or let it wait; return how many messages it took."""
         link = session.link
-        if session.ready and link is not None and not session.queue and not session.resend:
+        if session.ready and link is not None and not session.queue and session.resend is None:
             return link.send(run, qos, retain, identifiers, stored)
         if link is None and not session.persistent:
             self.drop(session, run, "offline")

@@ -196,8 +196,8 @@ class Handshake(Outgoing):
             self.write = self._write_behind_connack
             self.answers.call(self._connack_left)
         _log.debug("%s is connected from %s", self.client_id, self.address)
-        if present:
-            session.resend.extend(reversed(session.exchange.flights))
+        if present and session.exchange.flights:
+            session.resend = session.exchange.flights[0].number
         self.pump()
         self._go_on()
 

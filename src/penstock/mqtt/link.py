@@ -368,7 +368,10 @@ class Link(Handshake):
                 return
             elif kind == Kind.PUBREC:
                 self._acknowledge(0x62, start, some, Reason.PACKET_ID_NOT_FOUND if self.version5 else 0)
-        if session.queue or session.resend or session.replays:
+        if session.resend is not None:
+            self.count_outstanding(session, session.resend)
+            self.pump()
+        elif session.queue or session.replays:
             self.pump()
 
     def _release(self, session: Session, first: int, count: int) -> None:
@@ -397,6 +400,8 @@ class Link(Handshake):
             return
         if session.exchange.refused(packet.packet_id) is Answer.DONE:
             self.outstanding -= 1
+            if session.resend is not None:
+                self.count_outstanding(session, session.resend)
             if self.broker.journal.keeps and session.persistent:
                 self.broker.journal.done(session, packet.packet_id, 1, "refused by its receiver")
         self.pump()
