@@ -32,6 +32,7 @@ from penstock.mqtt.gate import Ticket, TurnGate
 from penstock.mqtt.places import TapPlace
 from penstock.mqtt.reasons import Reason
 from penstock.mqtt.routes import Copies
+from penstock.mqtt.state_changes import ranges
 from penstock.mqtt.tapped import Doubt, TappedLog, lost_records
 from penstock.mqtt.tapspec import TapSpec
 
@@ -466,10 +467,9 @@ class Tap:
         session = entry.session
         if entry.qos == 2 and session is not None:  # before the journal writes that they were received
             for run in entry.runs:
-                session.received.difference_update(range(run.first_id, run.first_id + run.count))
-            session.received.difference_update(entry.doubled)
-            if self.broker.journal.keeps and session.persistent:
-                self.broker.journal.session(session)
+                self._free(session, run.first_id, run.count)
+            for packet_id in entry.doubled:
+                self._free(session, packet_id, 1)
         assert entry.ticket is not None
         entry.ticket.refuse(Reason.QUOTA_EXCEEDED)
 
@@ -518,10 +518,13 @@ class Tap:
     def _forget_ids(self) -> None:
         """Let messages come again whose ids the sessions know: a power cut took their records."""
         for session in self.broker.sessions.values():
-            if session.received:
-                session.received.clear()
-                if self.broker.journal.keeps and session.persistent:
-                    self.broker.journal.session(session)
+            for first, count in ranges(session.received):
+                self._free(session, first, count)
+
+    def _free(self, session: Session, first: int, count: int) -> None:
+        session.received.difference_update(range(first, first + count))
+        if self.broker.journal.keeps and session.persistent:
+            self.broker.journal.freed(session, first, count)
 
     def _close_logs(self) -> None:
         logs, self._logs = self._logs, {}
