@@ -452,6 +452,8 @@ class Restore:
 
     def _place(self, session: Session, data: c.SessionData) -> None:
         session.username, session.expiry, session.will = data.username, data.expiry, data.will
+        if not data.expiry:  # there for its will only: its messages were nobody's but the connection's
+            session.forget_messages()
         exchange = session.exchange
         lost = sum(flight.count for flight in exchange.flights if flight.released and flight.size)
         if lost:  # neither released nor done, and not there: their segment is damaged

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
 
 import msgspec
@@ -12,6 +13,7 @@ from penstock.errors import NotFoundError
 from penstock.mqtt import packets as p
 from penstock.mqtt.packets import Kind
 from penstock.mqtt.retained_data import decode_retained
+from penstock.mqtt.state_backup import back_up, verify
 from penstock.mqtt.state_dump import dump
 from penstock.store import AppendLogStore
 
@@ -260,6 +262,26 @@ def test_a_will_of_a_client_without_a_session_is_published_after_a_kill() -> Non
     kept.kill()
     assert kept.broker.sessions["sub"].queued_messages == 1
     assert "brief" not in kept.broker.sessions
+    kept.kept.close()
+
+
+def test_what_is_under_way_to_a_client_without_a_session_is_no_damage_when_it_is_gone() -> None:
+    """A checkpoint knows of such a client for its will only."""
+    kept = Kept()
+    brief = kept.device("brief", expiry=0, will=p.Will("a/will", b"gone", 1))
+    brief.subscribe("a/#", qos=1)
+    pub = kept.device("pub")
+    pub.publish("a/b", b"1", 1, 1)
+    kept.settle()
+    assert [packet.payload for packet in brief.messages()] == [b"1"]
+    kept.kept.checkpoints.begin()
+    kept.kept.checkpoints._some(100)
+    kept.settle()
+    assert kept.kept.checkpoints.count == 1
+    asyncio.run(back_up(kept.kept, "backup", kept.disk))
+    assert verify("backup", kept.disk).queued == 0
+    kept.kill()
+    assert kept.kept.problems == []
     kept.kept.close()
 
 
