@@ -329,6 +329,9 @@ class Dispatch(Agenda):
             return
         if run.count > 1:
             run = run.split(run.count - 1)[1]
+        if not self.journal.can_retain(run):
+            self.count_drop("too large to be retained", 1)
+            return
         lacks = self.journal.full if run.payload_bytes else self.journal.trouble  # to remove one makes room
         if lacks and not run.topic.startswith(b"$SYS/"):
             self.count_drop("disk", 1)

@@ -8,10 +8,12 @@ import struct
 import msgspec
 import pytest
 from mqtt_state_use import Kept
+from mqtt_use import Device
 
 from penstock.errors import NotFoundError
 from penstock.mqtt import packets as p
 from penstock.mqtt.packets import Kind
+from penstock.mqtt.reasons import Reason
 from penstock.mqtt.retained_data import decode_retained
 from penstock.mqtt.state_backup import back_up, verify
 from penstock.mqtt.state_dump import dump
@@ -326,4 +328,22 @@ def test_sync_none_never_asks_the_device_for_a_turn() -> None:
         pub.publish("a/b", b"x", 1, number)
         kept.settle()
     assert {call for call, _ in kept.disk.calls} <= {"write_many_at", "read_at"}
+    kept.kept.close()
+
+
+def test_what_the_store_cannot_hold_is_not_retained_whoever_says_it() -> None:
+    """It would be in the way of every checkpoint from then on, or come back under another topic."""
+    kept = Kept()
+    kept.broker.publish_message("large", bytes(17 << 20), retain=True)
+    will = p.Will("t" * 60_500, b"gone", 1, True)
+    device = Device(kept.broker)
+    answers = device.send(p.Connect("brief", 5, will=will))
+    kept.settle()
+    assert [each.reason for each in answers] == [Reason.TOPIC_NAME_INVALID]  # type: ignore[union-attr]
+    kept.broker.publish_message("small", b"on", retain=True)
+    kept.settle()
+    assert kept.broker.counts.dropped == {"too large to be retained": 1}
+    kept.restart()
+    assert kept.broker.retained.topics() == [b"small"]
+    assert kept.kept.problems == []
     kept.kept.close()
