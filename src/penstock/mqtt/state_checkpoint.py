@@ -45,8 +45,32 @@ SOME: Final = 256
 MANY: Final = 8192
 """How many go to the store at once when nobody waits meanwhile."""
 
+LONG_FORM: Final = 64
+MOST_FORMS: Final = 4 << 20
+"""Bytes of long identifiers in the value of one session: a store takes none of more than 16 MiB."""
+
 AGAIN_SECONDS: Final = 5.0
 """How long a checkpoint that failed is left alone."""
+
+
+class _Forms:
+    """Long identifiers of a session's flights, each once: with each flight they would be more than a store takes."""
+
+    def __init__(self) -> None:
+        self.known: dict[bytes, int] = {}
+        self._size = 0
+
+    def of(self, identifiers: bytes) -> bytes | int:
+        """Return identifiers, or their number where they are long; none where there are too many different ones."""
+        if len(identifiers) <= LONG_FORM:
+            return identifiers
+        number = self.known.get(identifiers)
+        if number is None:
+            if self._size + len(identifiers) > MOST_FORMS:
+                return b""
+            self._size += len(identifiers)
+            number = self.known[identifiers] = len(self.known)
+        return number
 
 
 class Checkpoints:
@@ -212,14 +236,14 @@ class Checkpoints:
         return KvUpdate.put(key, encode_retained(data), max(0, stored))
 
     def _value(self, session: Session) -> bytes:
-        exchange = session.exchange
+        exchange, forms = session.exchange, _Forms()
         flights = tuple(
             c.FlightData(
                 each.number,
                 each.count,
                 each.qos,
                 each.retain,
-                each.identifiers,
+                forms.of(each.identifiers),
                 0 if each.stored is None else each.stored.id,
                 each.start,
                 each.size,
@@ -234,6 +258,7 @@ class Checkpoints:
             received=c.ranges(session.received),
             flights=flights,
             head=head,
+            forms=tuple(forms.known),
         )
         return c.encode(data)
 

@@ -203,7 +203,7 @@ class Restore:
                 name = key.decode()
                 try:
                     take(name, value, int.from_bytes(version, "big") if len(version) == 8 else 0)
-                except (msgspec.MsgspecError, ValueError, CorruptionError) as exc:
+                except (msgspec.MsgspecError, ValueError, IndexError, CorruptionError) as exc:
                     self._note(self._store.path, 0, f"the value of {name!r} is not understood: {exc}")
 
     def _read_store(self) -> None:
@@ -217,7 +217,8 @@ class Restore:
         exchange = session.exchange
         flights = []
         for each in data.flights:
-            flight = Flight(each.number, None, each.count, each.qos, each.retain, each.identifiers, None, each.start,
+            identifiers = data.forms[each.identifiers] if isinstance(each.identifiers, int) else each.identifiers
+            flight = Flight(each.number, None, each.count, each.qos, each.retain, identifiers, None, each.start,
                             each.size)  # fmt: skip
             if each.id:
                 self._wanted.setdefault(each.id, []).append(flight)

@@ -347,3 +347,32 @@ def test_what_the_store_cannot_hold_is_not_retained_whoever_says_it() -> None:
     assert kept.broker.retained.topics() == [b"small"]
     assert kept.kept.problems == []
     kept.kept.close()
+
+
+def test_a_client_with_endless_overlapping_subscriptions_is_in_nobodys_way() -> None:
+    """Each message carries the identifiers of all of them, in the journal and in the store as well."""
+    kept = Kept(segment_bytes=64 << 20)
+    sub = kept.device("sub")
+    filters = ["/".join("a+"[number >> bit & 1] for bit in range(14)) for number in range(1 << 14)]
+    for at in range(0, len(filters), 2048):
+        wanted = tuple(p.Filter(each, 1) for each in filters[at : at + 2048])
+        sub.send(p.Subscribe(1, wanted, p.Properties(subscription_ids=(200_000_000,))))
+    kept.settle()
+    sub.read()
+    pub = kept.device("pub")
+    for number in range(1, 301):
+        pub.publish("/".join("a" * 14), b"%d" % number, 1, number)
+        kept.settle()
+        assert pub.read() == [p.Ack(Kind.PUBACK, number)]
+    assert len(sub.wire.out) > 300 * 65_000
+    kept.kept.checkpoints.begin()
+    while kept.kept.checkpoints.running:
+        kept.kept.checkpoints._some(10_000)
+        kept.settle()
+    assert kept.kept.checkpoints.count == 1
+    kept.kill()
+    assert kept.kept.problems == []
+    flights = kept.broker.sessions["sub"].exchange.flights
+    assert [flight.number for flight in flights] == list(range(300))
+    assert {len(flight.identifiers) for flight in flights} == {65_535}
+    kept.kept.close()
