@@ -45,6 +45,8 @@ IDLE_SECONDS: Final = 0.02
 ABSENT_SECONDS: Final = 0.25
 RETRY_SECONDS: Final = (0.1, 5.0)
 MOST_CARRIED: Final = 4096
+LONGEST_CARRIED: Final = 2048
+"""Headers that are remembered: how many, and how long."""
 _FIELD: Final = re.compile(r"\{([^{}]*)\}")
 
 
@@ -394,9 +396,11 @@ class Feed:
     def _carried_of(self, headers: bytes) -> Carried:
         found = self._carried.get(headers)
         if found is None:
-            if len(self._carried) >= MOST_CARRIED:
-                self._carried.clear()
-            found = self._carried[headers] = open_headers(headers)
+            found = open_headers(headers)
+            if len(headers) <= LONGEST_CARRIED:
+                if len(self._carried) >= MOST_CARRIED:
+                    self._carried.clear()
+                self._carried[headers] = found
         return found
 
     def _topic_of(self, key: str, carried: Carried) -> str | None:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["Link"]
 
 CutItem = Run | tuple[int, int, int, int]
+LARGEST_CONTROL: Final = 4 << 20
+"""A packet that is no PUBLISH is taken apart as a whole, piece by piece, while everybody waits."""
 ALIAS_BYTES: Final = 1 << 20
 """Of topics that one connection may have aliases for."""
 _OPEN: Final = ConnectionState.OPEN  # looked up once: a member of an Enum is found by way of its metaclass
@@ -159,6 +161,8 @@ class Link(Handshake):
                 self._take(bytes([data[end] & 0xF7]) + data[end + 1 :])
                 return
             self.disconnect(code, f"{name_of(kind)}: {text}")
+        elif need > LARGEST_CONTROL and data[end] >> 4 != Kind.PUBLISH:
+            self.disconnect(Reason.QUOTA_EXCEEDED, f"{name_of(data[end] >> 4)} of {need} bytes")
         elif end < len(data):
             self._keep(data[end:] if end else data, need)
 

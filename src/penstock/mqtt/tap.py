@@ -51,6 +51,8 @@ _lost = REGISTRY.counter("mqtt_tap_lost", "messages that a tap did not write, by
 FIRST_RETRY_SECONDS: Final = 0.25
 LAST_RETRY_SECONDS: Final = 5.0
 MOST_HEADERS: Final = 4096
+LONGEST_HEADERS: Final = 2048
+"""Headers that are remembered: how many, and how long."""
 
 
 class _Entry:
@@ -380,9 +382,11 @@ class Tap:
         key = (client, run.qos, run.retain, run.forward, run.expiry)
         found = self._headers.get(key)
         if found is None:
-            if len(self._headers) >= MOST_HEADERS:
-                self._headers.clear()
-            found = self._headers[key] = headers_for(run.qos, run.retain, client, run.forward, run.expiry)
+            found = headers_for(run.qos, run.retain, client, run.forward, run.expiry)
+            if len(found) <= LONGEST_HEADERS:
+                if len(self._headers) >= MOST_HEADERS:
+                    self._headers.clear()
+                self._headers[key] = found
         return found
 
     def _without_doubled(self, entries: list[_Entry]) -> list[_Entry]:
