@@ -65,6 +65,12 @@ class Flight:
         self.run = self.stored = None
         self.size = 0
 
+    def run_from(self, run: Run) -> Run:
+        """Return its messages out of the whole run that was stored."""
+        if self.start:
+            run = run.split(self.start)[1]
+        return run.split(self.count)[0] if self.count < run.count else run
+
     def split(self, count: int) -> tuple[Flight, Flight]:
         """Return the first ``count`` messages and the rest."""
         head, tail = (None, None) if self.run is None else self.run.split(count)

@@ -265,7 +265,7 @@ class Outgoing(Sink):
             if whole is None:
                 self._lose(flight)
                 return
-            run = flight_run(whole, flight)
+            run = flight.run_from(whole)
         elif flight.stored is not None:
             flight.run = None  # the journal has it
         if dup and self.session is not None and not self._may_receive(self.session, run):
@@ -459,10 +459,3 @@ class Outgoing(Sink):
                 self.broker.detach(self, session, normal=self._normal)
             except PenstockError:
                 _log.exception("%s could not be detached", self.client_id)
-
-
-def flight_run(run: Run, flight: Flight) -> Run:
-    """Return the messages of a flight out of the whole run that was stored."""
-    if flight.start:
-        run = run.split(flight.start)[1]
-    return run.split(flight.count)[0] if flight.count < run.count else run

@@ -21,8 +21,8 @@ from penstock.disk.commit import GROUP, Committer
 from penstock.errors import CorruptionError, PenstockError
 from penstock.kernel.mqtt import Run, cut, make_run
 from penstock.mqtt import state_changes as c
-from penstock.mqtt.deliveries import ENDED, Deliveries
-from penstock.mqtt.journal import Stored
+from penstock.mqtt.deliveries import Deliveries
+from penstock.mqtt.journal import ENDED, Stored
 from penstock.mqtt.state_log import HEAD_BYTES, StateLog
 from penstock.mqtt.state_reserve import Reserve
 from penstock.mqtt.state_time import OwnTime
