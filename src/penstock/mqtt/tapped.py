@@ -188,7 +188,7 @@ def behind_note(path: str) -> tuple[int | None, list[tuple[bytes, bytes, bytes]]
             if log.damage_count:
                 continue  # the writer may set aside what is behind damage: it is not known to be there
             rows = open_rows(batch, path, lambda exc: _log.error("%s", exc))
-            records += [(key, head, payload) for at, key, head, _, payload in rows if at != noted and ids_of(head)]
+            records += [(key, head, payload) for at, key, head, _, _, payload in rows if at != noted and ids_of(head)]
     return last, records
 
 
