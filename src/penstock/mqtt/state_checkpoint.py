@@ -139,7 +139,11 @@ class Checkpoints:
                 self._put_off(exc)
                 return
         if self._applying is None:
-            self._some(SOME)
+            try:
+                self._some(SOME)
+            except Exception as exc:  # noqa: BLE001 - whatever it is, nothing of it counts as written
+                self._put_back()
+                self._put_off(exc)
 
     def _look(self) -> None:
         """Go on with a broker that has nothing to do: what is old goes all the same."""
@@ -294,8 +298,6 @@ class Checkpoints:
         self._applying = None
         error = done.exception()
         if error is not None:
-            if not isinstance(error, OSError | PenstockError):
-                raise error
             self._put_back()
             self._put_off(error)
             return
@@ -306,9 +308,11 @@ class Checkpoints:
             self._swept_at = -inf  # with the next turn
         self._journal.gate.changed()
 
-    def _put_off(self, error: OSError | PenstockError) -> None:
+    def _put_off(self, error: BaseException) -> None:
         """Try a checkpoint again later, with the room that is kept if the disk has no other."""
-        _log.error("the store could not be written, it is tried again: %s", error)
+        unforeseen = not isinstance(error, OSError | PenstockError)
+        what = f"{type(error).__name__}: {error}" if unforeseen else error
+        _log.error("the store could not be written, it is tried again: %s", what, exc_info=error if unforeseen else None)
         if isinstance(error, OSError):
             self._journal.reserve.release(error)
         self._cursor = -1

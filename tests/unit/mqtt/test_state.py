@@ -144,6 +144,37 @@ def test_a_checkpoint_that_could_not_begin_takes_nothing_for_written(monkeypatch
     kept.kept.close()
 
 
+@pytest.mark.parametrize("where", ["apply", "encode"])
+def test_a_checkpoint_that_meets_what_nobody_expected_takes_nothing_for_written(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = Kept()
+    kept.device("pub").publish("a/b", b"on", 1, 1, retain=True)
+    kept.settle()
+    checkpoints = kept.kept.checkpoints
+    with monkeypatch.context() as short:
+        owner, name = (checkpoints.store, "apply") if where == "apply" else (checkpoints, "_updates")
+        short.setattr(owner, name, _no_memory)
+        checkpoints.begin()
+        checkpoints.go_on()
+        kept.settle()
+    assert (checkpoints.count, checkpoints.running) == (0, False)
+    kept.clock.pass_(10)
+    checkpoints.go_on()
+    kept.settle()
+    assert checkpoints.count == 1
+    checkpoints.sweep()
+    checkpoints.sweep()
+    kept.kill()
+    assert list(kept.broker.retained.topics()) == [b"a/b"]
+    assert "pub" in kept.broker.sessions
+    kept.kept.close()
+
+
+def _no_memory(*_: object) -> None:
+    raise MemoryError
+
+
 def _no_room() -> None:
     raise OSError(28, "No space left on device")
 
