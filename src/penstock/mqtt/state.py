@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.clock import Clock
 from penstock.disk.commit import GROUP, Committer
-from penstock.errors import CorruptionError, PenstockError
+from penstock.errors import CorruptionError
 from penstock.kernel.mqtt import Run, cut, make_run
 from penstock.mqtt import state_changes as c
 from penstock.mqtt.deliveries import Deliveries
@@ -279,8 +279,8 @@ class StateJournal:
         """Write the turn; return what its answers wait for."""
         try:
             wrote = self.reserve.with_room(self._renew_and_write)
-        except (OSError, PenstockError) as exc:
-            self.error = str(exc)
+        except Exception as exc:
+            self.error = str(exc) or type(exc).__name__
             raise
         self.error = ""
         durable: Future[Any] | None = None

@@ -310,9 +310,9 @@ class Checkpoints:
 
     def _put_off(self, error: BaseException) -> None:
         """Try a checkpoint again later, with the room that is kept if the disk has no other."""
-        unforeseen = not isinstance(error, OSError | PenstockError)
-        what = f"{type(error).__name__}: {error}" if unforeseen else error
-        _log.error("the store could not be written, it is tried again: %s", what, exc_info=error if unforeseen else None)
+        unforeseen = None if isinstance(error, OSError | PenstockError) else error
+        what = str(error) or type(error).__name__
+        _log.error("the store could not be written, it is tried again: %s", what, exc_info=unforeseen)
         if isinstance(error, OSError):
             self._journal.reserve.release(error)
         self._cursor = -1
