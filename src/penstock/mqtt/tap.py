@@ -129,6 +129,8 @@ class Tap:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._syncing: set[str] = set()
         self._unsynced: dict[str, list[_Entry]] = {}
+        self._quiet = asyncio.Event()  # no sync is under way
+        self._quiet.set()
         self._stopped = asyncio.Event()
 
     # --- Life
@@ -186,6 +188,7 @@ class Tap:
                 else:
                     self._count_lost([entry], "stopped")
         self._troubles.clear()
+        await self._quiet.wait()
         self._close_logs()
         self._state = State.STOPPED
         self._stopped.set()
@@ -409,16 +412,17 @@ class Tap:
         if path in self._syncing:
             return
         self._syncing.add(path)
+        self._quiet.clear()
         entries = self._unsynced.pop(path, [])
         loop = self._loop
         assert loop is not None
 
         def done(future: Future[Any]) -> None:
-            loop.call_soon_threadsafe(self._synced, path, log, entries, future)
+            loop.call_soon_threadsafe(self._synced, path, entries, future)
 
         disk_executor().submit(log.sync).add_done_callback(done)
 
-    def _synced(self, path: str, log: TappedLog, entries: list[_Entry], future: Future[Any]) -> None:
+    def _synced(self, path: str, entries: list[_Entry], future: Future[Any]) -> None:
         self._syncing.discard(path)
         exc = future.exception()
         if exc is None:
@@ -428,8 +432,11 @@ class Tap:
             for entry in entries:
                 if entry.ticket is not None:
                     entry.ticket.refuse(Reason.QUOTA_EXCEEDED)
-        if path in self._unsynced and path in self._logs:
+        log = self._logs.get(path)
+        if log is not None and path in self._unsynced:
             self._sync(path, log)
+        elif not self._syncing:
+            self._quiet.set()
 
     # --- When a log cannot be written
 
