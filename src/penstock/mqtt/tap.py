@@ -430,8 +430,9 @@ class Tap:
         else:
             _log.error("%s: %s: %s", self.name, path, exc)
             for entry in entries:
-                if entry.ticket is not None:
-                    entry.ticket.refuse(Reason.QUOTA_EXCEEDED)
+                if entry.qos == 2:  # it is in the log, and may come again
+                    self._doubt.take_in(entry.client, [one for run in entry.runs for one in _single(run)])
+                self._refuse(entry)
         log = self._logs.get(path)
         if log is not None and path in self._unsynced:
             self._sync(path, log)

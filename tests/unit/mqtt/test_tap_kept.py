@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import pytest
 from mqtt_state_use import Kept
+from mqtt_use import Device
 
 from penstock.log import open_log
 from penstock.log.envelope import decode_envelope
@@ -71,3 +75,42 @@ def test_what_a_power_cut_took_from_a_log_stays_forgotten_after_a_kill(tmp_path:
     kept.kill()
     assert kept.broker.sessions["pub"].received == set()
     kept.kept.close()
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_a_message_whose_sync_failed_is_in_the_log_once_when_it_comes_again(tmp_path: Path, version: int) -> None:
+    path = f"{tmp_path}/log"
+    kept = Kept()
+    tap = Tap(TapSpec(filter="#", path=path, sync="always"), kept.broker)
+    tap._loop = cast("asyncio.AbstractEventLoop", kept.loop)
+    tap.attach()
+    pub = kept.device("pub", version=version)
+    log = tap._logs[path]
+    sync = log.sync
+    log.sync = no_room  # type: ignore[method-assign]
+    for number in (1, 2):
+        pub.publish("a", b"%d" % number, 2, number)
+    answers = answered(kept, tap, pub)
+    assert answers == ([p.Ack(Kind.PUBREC, number, 0x97) for number in (1, 2)] if version == 5 else [])
+    assert kept.broker.sessions["pub"].received == set()
+    log.sync = sync  # type: ignore[method-assign]
+    pub = kept.device("pub", version=version)
+    for number in (1, 2):
+        pub.publish("a", b"%d" % number, 2, number, dup=True)
+    assert answered(kept, tap, pub) == [p.Ack(Kind.PUBREC, number) for number in (1, 2)]
+    assert payloads(path) == [b"1", b"2"]
+    tap._detach()
+    tap._close_logs()
+    kept.kept.close()
+
+
+def answered(kept: Kept, tap: Tap, device: Device) -> list[p.Packet]:
+    """Return what a device got when its tap has nothing to sync any more."""
+    kept.settle()
+    until = time.monotonic() + 20
+    while tap._syncing or tap._unsynced:
+        assert time.monotonic() < until
+        time.sleep(0.0005)
+        kept.loop.run()
+    kept.settle()
+    return device.read()
