@@ -147,7 +147,7 @@ class Broker(Dispatch):
             session.will = None
         elif session.will is not None:
             delay = min(session.will.properties.will_delay or 0, session.expiry)
-            if delay and not self.closing:
+            if delay and (self.journal.keeps or not self.closing):
                 session.will_at = now + delay
                 self.at(session.will_at, lambda: self.will_due(session))
             else:
@@ -190,7 +190,7 @@ class Broker(Dispatch):
         return True
 
     def shut_down(self) -> None:
-        """Disconnect everyone with 0x8B; wills are published, sessions stay as they are."""
+        """Disconnect everyone with 0x8B; sessions stay as they are, and wills with a delay where they are kept."""
         self.closing = True
         for link in list(self.links):
             link.disconnect(Reason.SERVER_SHUTTING_DOWN, "the broker stops")

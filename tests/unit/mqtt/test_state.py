@@ -288,6 +288,24 @@ def test_a_will_is_published_after_what_is_left_of_its_delay() -> None:
     kept.kept.close()
 
 
+def test_a_will_with_a_delay_is_not_published_because_the_broker_is_started_anew() -> None:
+    kept = Kept()
+    kept.subscriber("watch").drop()
+    for name in ("back", "away"):
+        kept.device(name, will=p.Will("a/will", name.encode(), 1, properties=p.Properties(will_delay=60)))
+    kept.broker.shut_down()
+    kept.settle()
+    kept.restart()
+    kept.device("back")
+    kept.tick(61)
+    kept.settle()
+    watch = kept.device("watch")
+    kept.settle()
+    found = [packet.payload for packet in [*watch.rest, *watch.read()] if isinstance(packet, p.Publish)]
+    assert found == [b"away"]
+    kept.kept.close()
+
+
 def test_a_will_of_a_client_without_a_session_is_published_after_a_kill() -> None:
     kept = Kept()
     kept.subscriber("sub").drop()
