@@ -245,7 +245,8 @@ class Link(Handshake):
         """Whether a message is one that can be kept under its topic; who sends another is told."""
         options = self.broker.options
         if not self.broker.journal.can_retain(run):
-            self.disconnect(Reason.PACKET_TOO_LARGE, f"{run.longest} bytes are too many to be retained")
+            size = len(run.topic) + run.longest + len(run.forward)
+            self.disconnect(Reason.PACKET_TOO_LARGE, f"{size} bytes are too many to be retained")
         elif not self.broker.is_retainable(run.topic):
             self.disconnect(Reason.TOPIC_NAME_INVALID, f"more than {options.max_topic_levels} levels to be retained")
         else:

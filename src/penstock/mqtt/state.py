@@ -111,7 +111,8 @@ class StateJournal:
 
     def can_retain(self, run: Run) -> bool:
         """Whether the store takes such a value and such a key."""
-        return run.longest <= LARGEST_RETAINED and len(run.topic) <= LONGEST_RETAINED_TOPIC
+        size = run.longest + len(run.forward)
+        return size <= LARGEST_RETAINED and len(run.topic) <= LONGEST_RETAINED_TOPIC
 
     def store(self, run: Run) -> Stored:
         """Keep messages."""

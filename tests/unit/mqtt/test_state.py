@@ -389,6 +389,11 @@ def test_what_the_store_cannot_hold_is_not_retained_whoever_says_it() -> None:
     answers = device.send(p.Connect("brief", 5, will=will))
     kept.settle()
     assert [each.reason for each in answers] == [Reason.TOPIC_NAME_INVALID]  # type: ignore[union-attr]
+    pub = kept.device("pub")
+    user = tuple((str(number), "v" * 60_000) for number in range(280))
+    pub.publish("properties", b"x", retain=True, properties={"user": user})
+    kept.settle()
+    assert [each.reason for each in pub.read()] == [Reason.PACKET_TOO_LARGE]  # type: ignore[union-attr]
     kept.broker.publish_message("small", b"on", retain=True)
     kept.settle()
     assert kept.broker.counts.dropped == {"too large to be retained": 1}
