@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+import time
 
 import msgspec
 import pytest
@@ -366,6 +367,40 @@ def test_the_bound_of_all_messages_together_holds() -> None:
     kept.settle()
     assert [packet.reason for packet in pub.read() if isinstance(packet, p.Ack)] == [0] * 10 + [0x97] * 10
     assert kept.broker.counts.dropped == {"queue full": 10}
+    kept.kept.close()
+
+
+def test_a_broker_that_is_ended_asks_the_device_however_long_its_interval_is() -> None:
+    kept = Kept(sync="interval")
+    kept.subscriber("sub").drop()
+    pub = kept.device("pub")
+    pub.publish("a/b", b"kept", 1, 1, retain=True)
+    kept.settle()
+    kept.kept.close()
+    kept.disk.cut_power(keep=0.0)
+    kept.open()
+    assert list(kept.broker.retained.topics()) == [b"a/b"]
+    assert kept.broker.sessions["sub"].queued_messages == 1
+    assert kept.kept.problems == []
+    kept.kept.close()
+
+
+def test_what_is_older_than_the_interval_survives_a_power_cut() -> None:
+    kept = Kept(sync="interval", interval=0.01)
+    kept.subscriber("sub").drop()
+    pub = kept.device("pub")
+    pub.publish("a/b", b"kept", 1, 1, retain=True)
+    kept.settle()
+    log = kept.kept.journal.log
+    until = time.monotonic() + 20
+    while log.synced < log.end:
+        assert time.monotonic() < until
+        time.sleep(0.001)
+    kept.disk.cut_power(keep=0.0)
+    kept.leave()
+    kept.open()
+    assert list(kept.broker.retained.topics()) == [b"a/b"]
+    assert kept.broker.sessions["sub"].queued_messages == 1
     kept.kept.close()
 
 
