@@ -265,7 +265,7 @@ class Dispatch(Agenda):
                 if run is None and flight.stored is not None and (whole := self.journal.load(flight.stored)):
                     run = flight.run_from(whole)
                 session.exchange.replay(flight.first, flight.count, done=True)
-                handed = run is not None and self._deal_on(session, run)
+                handed = run is not None and self._deal_to_others(session, run)
                 if flight.stored is not None:
                     self.journal.done(session, flight.first, flight.count, HANDED_ON if handed else ENDED)
         while session.queue:
@@ -276,13 +276,13 @@ class Dispatch(Agenda):
             run = waiting.run
             if run is None and waiting.stored is not None and (whole := self.journal.load(waiting.stored)):
                 run = waiting.run_from(whole)
-            handed = run is not None and self._deal_on(session, run)
+            handed = run is not None and self._deal_to_others(session, run)
             if waiting.stored is not None:
                 self.journal.consumed(session, waiting.stored, waiting.start + waiting.count)
                 self.journal.lost(session, waiting.count, HANDED_ON if handed else ENDED)
         return False
 
-    def _deal_on(self, session: Session, run: Run) -> bool:
+    def _deal_to_others(self, session: Session, run: Run) -> bool:
         """Deal messages of a session that ends to the others of the group they came by; return whether one took any."""
         if run.expiry >= 0 and run.deadline <= self.clock.monotonic():
             return False

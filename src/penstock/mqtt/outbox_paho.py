@@ -34,20 +34,20 @@ class _PahoTaker:
     def __init__(self, client: paho.Client) -> None:
         self._client = client
         self._refused: dict[int, int] = {}
-        self._hear_refusals(client)
+        self._note_refusals(client)
 
-    def _hear_refusals(self, client: Any) -> None:
+    def _note_refusals(self, client: Any) -> None:
         """Note the reason codes of MQTT 5: paho tells them to ``on_publish`` only, which is its owner's."""
         inner = getattr(client, "_do_on_publish", None)
         if inner is None:
             return
 
-        def told(mid: int, *rest: Any) -> Any:
+        def noted(mid: int, *rest: Any) -> Any:
             if rest and getattr(rest[0], "is_failure", False):
                 self._refused[mid] = rest[0].value
             return inner(mid, *rest)
 
-        client._do_on_publish = told
+        client._do_on_publish = noted
 
     async def take(self, messages: Sequence[TopicMessages]) -> dict[str, int]:
         """Return when the broker has acknowledged all of them."""

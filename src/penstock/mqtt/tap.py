@@ -129,8 +129,8 @@ class Tap:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._syncing: set[str] = set()
         self._unsynced: dict[str, list[_Entry]] = {}
-        self._quiet = asyncio.Event()  # no sync is under way
-        self._quiet.set()
+        self._no_sync = asyncio.Event()  # no sync is under way
+        self._no_sync.set()
         self._stopped = asyncio.Event()
 
     # --- Life
@@ -188,7 +188,7 @@ class Tap:
                 else:
                     self._count_lost([entry], "stopped")
         self._troubles.clear()
-        await self._quiet.wait()
+        await self._no_sync.wait()
         self._close_logs()
         self._state = State.STOPPED
         self._stopped.set()
@@ -412,7 +412,7 @@ class Tap:
         if path in self._syncing:
             return
         self._syncing.add(path)
-        self._quiet.clear()
+        self._no_sync.clear()
         entries = self._unsynced.pop(path, [])
         loop = self._loop
         assert loop is not None
@@ -431,13 +431,13 @@ class Tap:
             _log.error("%s: %s: %s", self.name, path, exc)
             for entry in entries:
                 if entry.qos == 2:  # it is in the log, and may come again
-                    self._doubt.take_in(entry.client, [one for run in entry.runs for one in _single(run)])
+                    self._doubt.add(entry.client, [one for run in entry.runs for one in _single(run)])
                 self._refuse(entry)
         log = self._logs.get(path)
         if log is not None and path in self._unsynced:
             self._sync(path, log)
         elif not self._syncing:
-            self._quiet.set()
+            self._no_sync.set()
 
     # --- When a log cannot be written
 

@@ -227,8 +227,8 @@ class Doubt:
             if session is not None and carried.packet_id not in session.received:
                 self._known[carried.client, carried.packet_id] = (topic, zlib.crc32(payload))
 
-    def take_in(self, client: str, runs: list[Run]) -> None:
-        """Take in single messages that were written and refused all the same."""
+    def add(self, client: str, runs: list[Run]) -> None:
+        """Remember single messages that were written and refused all the same."""
         for run in runs:
             self._known[client, run.first_id] = (run.topic, zlib.crc32(run.payload()))
 
