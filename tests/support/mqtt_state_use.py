@@ -19,9 +19,11 @@ from penstock.testing.faulty import FaultyDisk
 class Kept:
     """A kept broker without sockets, that can be closed or killed and opened again."""
 
-    def __init__(self, sync: Any = "none", segment_bytes: int = 1 << 20, **options: Any) -> None:
+    def __init__(
+        self, sync: Any = "none", segment_bytes: int = 1 << 20, interval: float = 30.0, **options: Any
+    ) -> None:
         self.disk, self.clock = FaultyDisk(MemoryDisk()), FakeClock()
-        self.persistence = PersistenceOptions(sync=sync, segment_bytes=segment_bytes)
+        self.persistence = PersistenceOptions(sync=sync, segment_bytes=segment_bytes, sync_interval_secs=interval)
         self.options = BrokerOptions(**options)
         self.open()
 

@@ -267,7 +267,7 @@ class GroupCommit:
                 return self._ready.popleft()
             self._sleeping += 1
             try:
-                self._work.wait(None if nearest is None else max(0.0, nearest - now))
+                self._work.wait(None if nearest is None else min(max(0.0, nearest - now), threading.TIMEOUT_MAX))
             finally:
                 self._sleeping -= 1
 

@@ -171,6 +171,7 @@ class Bridge:
         self._tap: Tap | None = None
         self._feed: Feed | None = None
         self._moves = 0
+        self._began = self._calendar()
 
     # --- Life
 
@@ -323,12 +324,30 @@ class Bridge:
                 return rule.there(topic)
         return None  # a rule that is no longer there
 
-    def _adjust(self, message: TopicMessages) -> None:
+    def _calendar(self) -> int:
+        """Return the calendar's time when the monotonic clock began: it changes where the calendar is set."""
+        clock = self.broker.clock
+        return clock.now_ns() - round(clock.monotonic() * 1e9)
+
+    def _adjust(self, message: TopicMessages, when_ns: int) -> bool:
+        """Make a message what the other broker is to get; return whether it has not expired in the queue.
+
+        When it came stands in its record, by the calendar; by as much as that was set forward since this bridge began
+        a message may be younger than it seems.
+        """
+        expiry = message.properties.message_expiry
+        if expiry is not None:
+            jumped = max(0, self._calendar() - self._began)
+            waited = max(0, self.broker.clock.now_ns() - when_ns - jumped) // 1_000_000_000
+            if waited and waited >= expiry:
+                return False
+            expiry -= waited  # MQTT-3.3.2-6
         rule = next((rule for rule in self.spec.send if matches(rule.remote, message.topic)), None)
         message.qos = 1 if rule is None else rule.qos
         message.properties = msgspec.structs.replace(
-            message.properties, user=(*message.properties.user, (VIA, self._origin))
+            message.properties, message_expiry=expiry, user=(*message.properties.user, (VIA, self._origin))
         )
+        return True
 
     def _moved(self) -> None:
         """Give room back once in a while."""

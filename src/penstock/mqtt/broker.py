@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.kernel.mqtt import Run
@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     from penstock.mqtt.outgoing import Outgoing
 
 __all__ = ["Broker"]
+
+HANDED_AT_ONCE: Final = 1000
+"""Messages of a session that has expired which go to others of its group before everybody else has a turn."""
+A_MOMENT: Final = 0.001
 
 
 class Broker(Dispatch):
@@ -66,7 +70,6 @@ class Broker(Dispatch):
         self.links: set[Outgoing] = set()
         self.groups: dict[tuple[str, str], SharedGroup] = {}
         self.subscription_count = 0
-        self.closing = False
         self.rules_changed(access)
 
     # --- Rules
@@ -137,14 +140,14 @@ class Broker(Dispatch):
             return
         session.link, session.ready = None, False
         self.connected -= 1
-        session.resend.clear()
+        session.resend = None
         session.replays.clear()
         now = self.clock.monotonic()
         if normal:
             session.will = None
         elif session.will is not None:
             delay = min(session.will.properties.will_delay or 0, session.expiry)
-            if delay and not self.closing:
+            if delay and (self.journal.keeps or not self.closing):
                 session.will_at = now + delay
                 self.at(session.will_at, lambda: self.will_due(session))
             else:
@@ -164,6 +167,7 @@ class Broker(Dispatch):
             return
         if session.will is not None and session.link is None:
             self._fire_will(session)
+        self.hand_on(session)
         filters = list(session.subscriptions)
         for subscription in list(session.subscriptions.values()):
             self._remove(subscription)
@@ -186,7 +190,7 @@ class Broker(Dispatch):
         return True
 
     def shut_down(self) -> None:
-        """Disconnect everyone with 0x8B; wills are published, sessions stay as they are."""
+        """Disconnect everyone with 0x8B; sessions stay as they are, and wills with a delay where they are kept."""
         self.closing = True
         for link in list(self.links):
             link.disconnect(Reason.SERVER_SHUTTING_DOWN, "the broker stops")
@@ -311,6 +315,9 @@ class Broker(Dispatch):
     def session_due(self, session: Session) -> None:
         """Forget a session that has expired."""
         if session.link is None and session.expires_at is not None and session.expires_at <= self.clock.monotonic():
+            if self.hand_on(session, HANDED_AT_ONCE):
+                self.at(self.clock.monotonic() + A_MOMENT, lambda: self.session_due(session))
+                return
             self.counts.sessions_expired += 1
             self.end_session(session)
 

@@ -130,8 +130,8 @@ def carrier_of(runs: list[Run], headers: list[bytes], times_ns: list[int]) -> Ca
 
 def open_rows(
     batch: Batch, log: str, bad: Callable[[CorruptionError], None]
-) -> Iterator[tuple[int, bytes, bytes, int, bytes]]:
-    """Yield position, key, headers, op and payload of each record; ``bad`` is told of one that is no envelope."""
+) -> Iterator[tuple[int, bytes, bytes, int, int, bytes]]:
+    """Yield position, key, headers, op, time and payload of each record; ``bad`` is told of one that is no envelope."""
     try:
         yield from _rows(open_envelopes(batch, log))
     except CorruptionError:  # before the first: one after the other
@@ -142,13 +142,14 @@ def open_rows(
                 bad(exc)
 
 
-def _rows(opened: Batch) -> Iterator[tuple[int, bytes, bytes, int, bytes]]:
+def _rows(opened: Batch) -> Iterator[tuple[int, bytes, bytes, int, int, bytes]]:
     keys, headers, ops = opened.extra["key"], opened.extra["headers"], opened.extra["op"]
+    times = opened.extra["event_time_ns"]
     assert isinstance(keys, Spans)
     assert isinstance(headers, Spans)
     return zip(
         opened.positions.tolist(), keys.to_list(opened.buffer), headers.to_list(opened.buffer),
-        ops.tolist(), opened.to_payloads(), strict=True,  # type: ignore[union-attr]
+        ops.tolist(), times.tolist(), opened.to_payloads(), strict=True,  # type: ignore[union-attr]
     )  # fmt: skip
 
 

@@ -21,9 +21,11 @@ import msgspec
 from penstock.errors import ClosedError, NotConnected, OptionsError, PenstockError, ProtocolError, Refused
 from penstock.kernel.mqtt import Run
 from penstock.mqtt.client_core import Arrived, ClientCore
+from penstock.mqtt.options import LONGEST_SECONDS
 from penstock.mqtt.packets import NONE, Connack, Connect, Disconnect, Filter, Properties, Subscribe, Unsubscribe, Will
 from penstock.mqtt.properties import decode_properties, encode_varint
 from penstock.mqtt.reasons import Reason
+from penstock.mqtt.session import NEVER
 from penstock.net.connection import Connection, ConnectionOptions
 from penstock.net.dial import Target, dial
 from penstock.options import options_from, shows_options
@@ -50,6 +52,21 @@ class Message(msgspec.Struct, frozen=True):
     dup: bool = False
     properties: Properties = NONE
     packet_id: int = 0
+
+
+def check_waits(keep_alive: int, connect_seconds: float, reconnect_seconds: tuple[float, float]) -> None:
+    """Refuse times that no client can keep.
+
+    >>> check_waits(70_000, 10.0, (0.1, 30.0))
+    Traceback (most recent call last):
+    penstock.errors.OptionsError: keep_alive=70000: must be between 0 and 65535
+    """
+    if not 0 <= keep_alive <= 65535:
+        raise OptionsError(f"keep_alive={keep_alive}: must be between 0 and 65535")
+    if not 0 < connect_seconds <= LONGEST_SECONDS:
+        raise OptionsError(f"connect_seconds={connect_seconds}: must be above 0 and at most {LONGEST_SECONDS}")
+    if not all(0 < each <= LONGEST_SECONDS for each in reconnect_seconds):
+        raise OptionsError(f"reconnect_seconds={reconnect_seconds}: must be above 0 and at most {LONGEST_SECONDS}")
 
 
 class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,6 +119,11 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.version not in (3, 4, 5):
             raise OptionsError(f"version={self.version}: must be 3, 4 (MQTT 3.1.1) or 5")
+        check_waits(self.keep_alive, self.connect_seconds, self.reconnect_seconds)
+        for name, low, high in (("session_expiry", 0, NEVER), ("receive_maximum", 1, 65535)):
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise OptionsError(f"{name}={value}: must be between {low} and {high}")
 
     def connect_packet(self) -> Connect:
         """Return the first packet."""

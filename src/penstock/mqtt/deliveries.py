@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Deliveries", "DeliveryTotals", "measure", "read_deliveries"]
 
-ENDED: Final = "session ended"
 DAMAGED: Final = "damaged"
 
 

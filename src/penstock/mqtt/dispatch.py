@@ -15,7 +15,7 @@ from penstock.kernel.mqtt import Run, make_run
 from penstock.mqtt.access import Access, Action, Who
 from penstock.mqtt.agenda import Agenda
 from penstock.mqtt.counts import Counts
-from penstock.mqtt.journal import Journal, Stored
+from penstock.mqtt.journal import ENDED, HANDED_ON, Journal, Stored
 from penstock.mqtt.options import BrokerOptions
 from penstock.mqtt.packets import Will
 from penstock.mqtt.properties import encode_properties
@@ -56,6 +56,7 @@ class Dispatch(Agenda):
         self.tree: FilterTree[Subscription | SharedGroup | Copies] = FilterTree()
         self.routes = Routes(self.tree)
         self.access: Access | None = None
+        self.closing = False
 
     # --- Rules
 
@@ -225,10 +226,14 @@ class Dispatch(Agenda):
         counts.publish_bytes_sent += payload_bytes
         counts.bytes_sent += size
 
-    def _deal(self, group: SharedGroup, run: Run) -> bool:
-        """Give each message to one member; return whether any was taken."""
+    def _deal(self, group: SharedGroup, run: Run, able: Callable[[Session], bool] | None = None) -> bool:
+        """Give each message to one member, of those that are ``able``; return whether any was taken."""
         topic = run.topic.decode()
-        members = group.choose(run.count, run.qos, lambda session: self.may(session, "receive", topic))
+        members = group.choose(
+            run.count,
+            run.qos,
+            lambda session: (able is None or able(session)) and self.may(session, "receive", topic),
+        )
         if not members:
             self.count_drop("shared", run.count)
             return False
@@ -243,6 +248,53 @@ class Dispatch(Agenda):
                 taken = True
         return taken
 
+    def hand_on(self, session: Session, most: int = 1 << 62) -> bool:
+        """Give what a session that ends has not finished to other members of its groups (MQTT 5, 4.8.2).
+
+        That is what can have come by a group only; of QoS 2 what was never sent.  After about ``most`` messages return
+        whether some are left.
+        """
+        if all(each.group is None for each in session.subscriptions.values()):
+            return False
+        for flight in list(session.exchange.flights):
+            if most <= 0:
+                return True
+            if flight.qos == 1 and not flight.released:
+                most -= flight.count
+                run = flight.run
+                if run is None and flight.stored is not None and (whole := self.journal.load(flight.stored)):
+                    run = flight.run_from(whole)
+                session.exchange.replay(flight.first, flight.count, done=True)
+                handed = run is not None and self._deal_to_others(session, run)
+                if flight.stored is not None:
+                    self.journal.done(session, flight.first, flight.count, HANDED_ON if handed else ENDED)
+        while session.queue:
+            if most <= 0:
+                return True
+            waiting = session.dequeue()
+            most -= waiting.count
+            run = waiting.run
+            if run is None and waiting.stored is not None and (whole := self.journal.load(waiting.stored)):
+                run = waiting.run_from(whole)
+            handed = run is not None and self._deal_to_others(session, run)
+            if waiting.stored is not None:
+                self.journal.consumed(session, waiting.stored, waiting.start + waiting.count)
+                self.journal.lost(session, waiting.count, HANDED_ON if handed else ENDED)
+        return False
+
+    def _deal_to_others(self, session: Session, run: Run) -> bool:
+        """Deal messages of a session that ends to the others of the group they came by; return whether one took any."""
+        if run.expiry >= 0 and run.deadline <= self.clock.monotonic():
+            return False
+        found = self.tree.match(run.topic.decode())
+        groups = [each for each in found if isinstance(each, SharedGroup) and session in each.members]
+        if len(groups) != 1 or len(groups[0].members) == 1:
+            return False
+        if any(isinstance(each, Subscription) and each.session is session for each in found):
+            return False
+        stays = self.closing
+        return self._deal(groups[0], run, lambda other: other is not session and (other.persistent or not stays))
+
     def offer(
         self,
         session: Session,
@@ -254,7 +306,7 @@ class Dispatch(Agenda):
     ) -> int:
         """Send a run of QoS 1 or 2 to a session, or let it wait; return how many messages it took."""
         link = session.link
-        if session.ready and link is not None and not session.queue and not session.resend:
+        if session.ready and link is not None and not session.queue and session.resend is None:
             return link.send(run, qos, retain, identifiers, stored)
         if link is None and not session.persistent:
             self.drop(session, run, "offline")
@@ -329,6 +381,9 @@ class Dispatch(Agenda):
             return
         if run.count > 1:
             run = run.split(run.count - 1)[1]
+        if not self.journal.can_retain(run):
+            self.count_drop("too large to be retained", 1)
+            return
         lacks = self.journal.full if run.payload_bytes else self.journal.trouble  # to remove one makes room
         if lacks and not run.topic.startswith(b"$SYS/"):
             self.count_drop("disk", 1)

@@ -13,7 +13,7 @@ An id that is still in use is stepped over.
 from __future__ import annotations
 
 import enum
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
@@ -64,6 +64,12 @@ class Flight:
         """Let go of the messages: PUBREC came."""
         self.run = self.stored = None
         self.size = 0
+
+    def run_from(self, run: Run) -> Run:
+        """Return its messages out of the whole run that was stored."""
+        if self.start:
+            run = run.split(self.start)[1]
+        return run.split(self.count)[0] if self.count < run.count else run
 
     def split(self, count: int) -> tuple[Flight, Flight]:
         """Return the first ``count`` messages and the rest."""
@@ -130,6 +136,21 @@ class Exchange:
         self.messages += count
         self.size += run.end - run.start
         return flight, rest
+
+    def next_from(self, number: int, most: int) -> Flight | None:
+        """Return the first flight from a number on; one of more messages than ``most`` is cut there."""
+        index = bisect_left(self.flights, number, key=_number)
+        if index == len(self.flights):
+            return None
+        flight = self.flights[index]
+        if flight.count > most:
+            flight, rest = flight.split(most)
+            self.flights[index : index + 1] = [flight, rest]
+        return flight
+
+    def count_before(self, number: int) -> int:
+        """Return how many messages are under way before a number."""
+        return sum(flight.count for flight in self.flights[: bisect_left(self.flights, number, key=_number)])
 
     def acked(self, first: int, count: int) -> Iterator[tuple[Answer, int, int]]:
         """PUBACK of ``count`` ids from first: yield (answer, first, count) for each part of them."""

@@ -45,6 +45,8 @@ IDLE_SECONDS: Final = 0.02
 ABSENT_SECONDS: Final = 0.25
 RETRY_SECONDS: Final = (0.1, 5.0)
 MOST_CARRIED: Final = 4096
+LONGEST_CARRIED: Final = 2048
+"""Headers that are remembered: how many, and how long."""
 _FIELD: Final = re.compile(r"\{([^{}]*)\}")
 
 
@@ -145,8 +147,9 @@ class Feed:
             taker = BrokerTaker(broker, self.name)
         self._taker = taker
         self._rename, self._on_moved = rename or self._topic_of, on_moved
-        self.adjust: Callable[[TopicMessages], None] | None = None
-        """Called with each message before it is sent, which it may change."""
+        self.adjust: Callable[[TopicMessages, int], bool] | None = None
+        """Called with each message before it is sent, which it may change, and the time of its record.  False: it has
+        expired."""
         self._life = Life(self.name)
         self._ready = asyncio.Event()
         self._idle = asyncio.Event()
@@ -347,7 +350,7 @@ class Feed:
         """Return the messages of records, those of a topic in a row together."""
         found: list[TopicMessages] = []
         last: tuple[Any, ...] | None = None
-        for _, key, headers, op, payload in self._rows(batch):
+        for _, key, headers, op, when_ns, payload in self._rows(batch):
             row = (key, headers, op)
             if row == last:
                 found[-1].payloads.append(payload)
@@ -376,15 +379,18 @@ class Feed:
             qos = self.spec.qos
             if qos is None:
                 qos = carried.qos if headers else 1
-            found.append(TopicMessages(topic, [payload], qos, retain, carried.properties))
-            if self.adjust is not None:
-                self.adjust(found[-1])
-            last = row if op == Op.PUT else None
+            message = TopicMessages(topic, [payload], qos, retain, carried.properties)
+            if self.adjust is not None and not self.adjust(message, when_ns):
+                self._pass("expired on the way")
+                continue
+            found.append(message)
+            alone = self.adjust is not None and carried.properties.message_expiry is not None
+            last = row if op == Op.PUT and not alone else None
         return found
 
-    def _rows(self, batch: Batch) -> Iterator[tuple[int, bytes, bytes, int, bytes]]:
+    def _rows(self, batch: Batch) -> Iterator[tuple[int, bytes, bytes, int, int, bytes]]:
         if not self._envelopes:
-            return ((0, b"", b"", Op.PUT, payload) for payload in batch.to_payloads())
+            return ((0, b"", b"", Op.PUT, 0, payload) for payload in batch.to_payloads())
         return open_rows(batch, self.spec.log, self._pass_bad)
 
     def _pass_bad(self, exc: CorruptionError) -> None:
@@ -394,9 +400,11 @@ class Feed:
     def _carried_of(self, headers: bytes) -> Carried:
         found = self._carried.get(headers)
         if found is None:
-            if len(self._carried) >= MOST_CARRIED:
-                self._carried.clear()
-            found = self._carried[headers] = open_headers(headers)
+            found = open_headers(headers)
+            if len(headers) <= LONGEST_CARRIED:
+                if len(self._carried) >= MOST_CARRIED:
+                    self._carried.clear()
+                self._carried[headers] = found
         return found
 
     def _topic_of(self, key: str, carried: Carried) -> str | None:

@@ -10,10 +10,11 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import Refused
-from penstock.kernel.mqtt import cut
+from penstock.kernel.mqtt import Run, cut
 from penstock.mqtt import packets as p
 from penstock.mqtt.access import Conversation, Verdict
 from penstock.mqtt.codec import LARGEST, decode_body, encode
+from penstock.mqtt.dispatch import run_of
 from penstock.mqtt.outgoing import ConnectionState, Outgoing
 from penstock.mqtt.packets import BadPacket, Kind, Properties
 from penstock.mqtt.reasons import CONNACK_3, Reason
@@ -117,7 +118,7 @@ class Handshake(Outgoing):
             reason = Reason.QOS_NOT_SUPPORTED
         elif packet.will is not None and packet.will.retain and not options.retain_available:
             reason = Reason.RETAIN_NOT_SUPPORTED
-        elif packet.will is not None and packet.will.retain and not broker.is_retainable(packet.will.topic.encode()):
+        elif packet.will is not None and packet.will.retain and not self._can_retain_will(run_of(packet.will)):
             reason = Reason.TOPIC_NAME_INVALID
         elif broker.journal.full and self._needs_keeping(packet) and not self._makes_room(packet):
             reason = Reason.QUOTA_EXCEEDED
@@ -140,6 +141,10 @@ class Handshake(Outgoing):
             self._refuse(Reason.NOT_AUTHORIZED)
         else:
             self._accept(self.identity or packet.username, None)
+
+    def _can_retain_will(self, will: Run) -> bool:
+        """Whether a will can be kept under its topic."""
+        return self.broker.is_retainable(will.topic) and self.broker.journal.can_retain(will)
 
     def _needs_keeping(self, packet: p.Connect) -> bool:
         """Whether letting this client in changes something that is kept."""
@@ -196,8 +201,8 @@ class Handshake(Outgoing):
             self.write = self._write_behind_connack
             self.answers.call(self._connack_left)
         _log.debug("%s is connected from %s", self.client_id, self.address)
-        if present:
-            session.resend.extend(reversed(session.exchange.flights))
+        if present and session.exchange.flights:
+            session.resend = session.exchange.flights[0].number
         self.pump()
         self._go_on()
 

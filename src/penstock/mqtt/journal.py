@@ -7,7 +7,7 @@ journal that writes is a step of the gate (``gate``), which holds answers back u
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from penstock.kernel.mqtt import Run
 
@@ -16,7 +16,11 @@ if TYPE_CHECKING:
     from penstock.mqtt.routes import Subscription
     from penstock.mqtt.session import Session, Waiting
 
-__all__ = ["Journal", "MemoryJournal", "Stored"]
+__all__ = ["ENDED", "HANDED_ON", "Journal", "MemoryJournal", "Stored"]
+
+ENDED: Final = "session ended"
+HANDED_ON: Final = "handed on"
+"""A session ended, and another member of its group is to get the message."""
 
 
 class Stored:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["Link"]
 
 CutItem = Run | tuple[int, int, int, int]
+LARGEST_CONTROL: Final = 4 << 20
+"""A packet that is no PUBLISH is taken apart as a whole, piece by piece, while everybody waits."""
 ALIAS_BYTES: Final = 1 << 20
 """Of topics that one connection may have aliases for."""
 _OPEN: Final = ConnectionState.OPEN  # looked up once: a member of an Enum is found by way of its metaclass
@@ -159,6 +161,8 @@ class Link(Handshake):
                 self._take(bytes([data[end] & 0xF7]) + data[end + 1 :])
                 return
             self.disconnect(code, f"{name_of(kind)}: {text}")
+        elif need > LARGEST_CONTROL and data[end] >> 4 != Kind.PUBLISH:
+            self.disconnect(Reason.QUOTA_EXCEEDED, f"{name_of(data[end] >> 4)} of {need} bytes")
         elif end < len(data):
             self._keep(data[end:] if end else data, need)
 
@@ -241,7 +245,8 @@ class Link(Handshake):
         """Whether a message is one that can be kept under its topic; who sends another is told."""
         options = self.broker.options
         if not self.broker.journal.can_retain(run):
-            self.disconnect(Reason.PACKET_TOO_LARGE, f"{run.longest} bytes are too many to be retained")
+            size = len(run.topic) + run.longest + len(run.forward)
+            self.disconnect(Reason.PACKET_TOO_LARGE, f"{size} bytes are too many to be retained")
         elif not self.broker.is_retainable(run.topic):
             self.disconnect(Reason.TOPIC_NAME_INVALID, f"more than {options.max_topic_levels} levels to be retained")
         else:
@@ -368,7 +373,10 @@ class Link(Handshake):
                 return
             elif kind == Kind.PUBREC:
                 self._acknowledge(0x62, start, some, Reason.PACKET_ID_NOT_FOUND if self.version5 else 0)
-        if session.queue or session.resend or session.replays:
+        if session.resend is not None:
+            self.count_outstanding(session, session.resend)
+            self.pump()
+        elif session.queue or session.replays:
             self.pump()
 
     def _release(self, session: Session, first: int, count: int) -> None:
@@ -397,6 +405,8 @@ class Link(Handshake):
             return
         if session.exchange.refused(packet.packet_id) is Answer.DONE:
             self.outstanding -= 1
+            if session.resend is not None:
+                self.count_outstanding(session, session.resend)
             if self.broker.journal.keeps and session.persistent:
                 self.broker.journal.done(session, packet.packet_id, 1, "refused by its receiver")
         self.pump()

@@ -311,13 +311,25 @@ class Mirror:
         bucket_changed = _digest(there) != self._known(key)
         direction = self.spec.direction
         if direction == "to_topics" or (direction == "both" and bucket_changed):
-            await self._inlet.publish([make_run(topic, [there or b""], self.spec.qos, True)])
+            run = make_run(topic, [there or b""], self.spec.qos, True)
+            if not (self.broker.is_retainable(topic) and self.broker.journal.can_retain(run)):
+                self._pass(key, "the broker cannot retain it")
+                return
+            await self._inlet.publish([run])
             self.to_topics += 1
             self._agree(key, there)
         else:
-            await self._write(store, key, here, entry)
+            try:
+                await self._write(store, key, here, entry)
+            except OptionsError as exc:  # too long, too large: the bucket will never take it
+                self._pass(key, str(exc))
+                return
             self.to_bucket += 1
             self._agree(key, here)
+
+    def _pass(self, key: str, reason: str) -> None:
+        _log.warning("%s: %r is passed over: %s", self.name, key[:80], reason)
+        self.passed += 1
 
     async def _write(self, store: KvStore, key: str, value: bytes | None, entry: KvEntry | None) -> None:
         if store.writer is None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from penstock.errors import OptionsError
 from penstock.mqtt.session import NEVER
 
 __all__ = ["BrokerOptions"]
+
+LONGEST_SECONDS: Final = 1_000_000_000
 
 
 class BrokerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -128,6 +132,9 @@ class BrokerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             "max_client_id_bytes": (23, 65535),
             "client_metrics": (0, 10_000),
             "max_unsent_bytes": (64 << 10, 1 << 40),
+            "max_subscriptions": (0, 1 << 40),
+            "connect_seconds": (0.001, LONGEST_SECONDS),
+            "sys_seconds": (0, LONGEST_SECONDS),
         }
         for name in ("messages_per_second", "bytes_per_second"):
             rate = getattr(self, name)

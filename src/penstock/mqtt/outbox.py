@@ -34,6 +34,8 @@ CURSOR: Final = "outbox"
 SEGMENT_BYTES: Final = 4 << 20
 GC_EVERY: Final = 16
 POLL_SECONDS: Final = 0.005
+LONGEST_HEADERS: Final = 2048
+"""Longer ones are not remembered."""
 
 
 class Outbox:
@@ -128,9 +130,11 @@ class Outbox:
         key = (qos, retain, forward, expiry)
         found = self._headers.get(key)
         if found is None:
-            if len(self._headers) > 1000:
-                self._headers.clear()
-            found = self._headers[key] = headers_for(qos, retain, "", forward, expiry)
+            found = headers_for(qos, retain, "", forward, expiry)
+            if len(found) <= LONGEST_HEADERS:
+                if len(self._headers) > 1000:
+                    self._headers.clear()
+                self._headers[key] = found
         return found
 
     def delivered(self, position: int) -> bool:

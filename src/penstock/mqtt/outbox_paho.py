@@ -11,7 +11,8 @@ from penstock.errors import RetryError
 from penstock.log.options import SyncMode
 from penstock.mqtt.outbox import POLL_SECONDS, Outbox
 from penstock.mqtt.packets import NONE, Properties
-from penstock.mqtt.remote import TopicMessages
+from penstock.mqtt.reasons import Reason
+from penstock.mqtt.remote import NEVER_TAKEN, TopicMessages
 
 if TYPE_CHECKING:
     import paho.mqtt.client as paho
@@ -32,6 +33,21 @@ class _PahoTaker:
 
     def __init__(self, client: paho.Client) -> None:
         self._client = client
+        self._refused: dict[int, int] = {}
+        self._note_refusals(client)
+
+    def _note_refusals(self, client: Any) -> None:
+        """Note the reason codes of MQTT 5: paho tells them to ``on_publish`` only, which is its owner's."""
+        inner = getattr(client, "_do_on_publish", None)
+        if inner is None:
+            return
+
+        def noted(mid: int, *rest: Any) -> Any:
+            if rest and getattr(rest[0], "is_failure", False):
+                self._refused[mid] = rest[0].value
+            return inner(mid, *rest)
+
+        client._do_on_publish = noted
 
     async def take(self, messages: Sequence[TopicMessages]) -> dict[str, int]:
         """Return when the broker has acknowledged all of them."""
@@ -40,6 +56,7 @@ class _PahoTaker:
         while not client.is_connected():
             await asyncio.sleep(POLL_SECONDS * 4)
         under_way = []
+        self._refused.clear()
         for each in messages:
             properties = _paho_properties(each.properties) if client._protocol == 5 else None
             for payload in each.payloads:
@@ -50,6 +67,11 @@ class _PahoTaker:
         for info in under_way:
             while not _published(info):
                 await asyncio.sleep(POLL_SECONDS)
+            if info.mid in self._refused:
+                reason = Reason(self._refused[info.mid]).name
+                if reason not in NEVER_TAKEN:
+                    raise RetryError(f"the server refused a message: {reason}")
+                never[reason] = never.get(reason, 0) + 1
         return never
 
     async def close(self) -> None:
@@ -101,9 +123,15 @@ class KeptPublish:
 class DurableClient:
     """A client of paho whose ``publish`` survives: everything else is the client's own."""
 
+    _client: paho.Client
+    outbox: Outbox
+
     def __init__(self, client: paho.Client, outbox: Outbox) -> None:
-        self._client, self.outbox = client, outbox
+        self.__dict__.update(_client=client, outbox=outbox)
         outbox.__enter__()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._client, name, value)  # its callbacks, for one
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)

@@ -78,7 +78,8 @@ class Outgoing(Sink):
         """Payloads below this need no look at the client's maximum packet size and topic aliases."""
         self.outstanding = 0
         self.alias_maximum = 0
-        self._aliases_out: dict[bytes, int] = {}
+        self._aliases_out: dict[bytes, tuple[int, bool]] = {}
+        """Topic → its alias, and whether that was said in a packet that did not wait at the gate."""
         self._counts = broker.counts
         self._state = ConnectionState.WAITING
         self._packet_limit = LARGEST
@@ -99,14 +100,14 @@ class Outgoing(Sink):
         session = self.session
         assert session is not None
         if run.longest < self.plain_payload:  # it fits, whatever its topic and properties are
-            _, properties = self._head(run, identifiers) if self.version5 else (b"", b"")
+            _, properties = self._head(run, identifiers, waits=False) if self.version5 else (b"", b"")
             data = run.frames(self.version5, int(retain), run.topic, properties, 0)
             self.write(data)
             session.delivered += run.count
             self.sent(run.count, run.payload_bytes, len(data))
             return
         for part, _ in self._fitting(run, 0, session, identifiers, False):
-            topic, properties = self._head(part, identifiers)
+            topic, properties = self._head(part, identifiers, waits=False)
             data = part.frames(self.version5, int(retain), topic, properties, 0)
             self.write(data)
             session.delivered += part.count
@@ -121,14 +122,17 @@ class Outgoing(Sink):
         stored: Stored | None = None,
         start: int = 0,
         *,
-        queued: bool = False,
+        since: float | None = None,
     ) -> int:
         """Send a run of QoS 1 or 2 as far as the client's window goes; the rest waits.  Return how many were taken.
 
-        ``queued`` says that these messages were the first that waited.
+        ``since`` is given where these messages were the first that waited: how long they have.
         """
         session = self.session
         assert session is not None
+        queued = since is not None
+        if since is None:
+            since = self.broker.clock.monotonic()
         broker, taken = self.broker, run.count
         keeps = broker.journal.keeps and session.expiry > 0
         if keeps and stored is None:
@@ -151,10 +155,11 @@ class Outgoing(Sink):
             room = self.room(session)
             if room <= 0 and queued:  # they are the first that wait, and stay it
                 for rest, at in reversed([(part, start), *parts]):
-                    session.put_back(Waiting(rest, qos, retain, identifiers, stored, at, broker.clock.monotonic()))
+                    session.put_back(Waiting(rest, qos, retain, identifiers, stored, at, since))
                 return taken
             if room <= 0:
-                taken -= part.count - broker.enqueue(session, Waiting(part, qos, retain, identifiers, stored, start))
+                waiting = Waiting(part, qos, retain, identifiers, stored, start, since)
+                taken -= part.count - broker.enqueue(session, waiting)
                 continue
             if room < part.count:
                 part, rest = part.split(room)
@@ -180,20 +185,17 @@ class Outgoing(Sink):
         session = self.session
         if session is None or self._state is not ConnectionState.OPEN:
             return
-        while session.resend and session.ready:
+        while session.resend is not None and session.ready:
             room = self._quota - self.outstanding
             if room <= 0:
                 return
-            flight = session.resend.pop()
-            if flight.count > room:
-                index = session.exchange.flights.index(flight)
-                flight, later = flight.split(room)
-                session.exchange.flights[index : index + 1] = [flight, later]
-                session.resend.append(later)
-            self._transmit(flight, dup=True)
+            flight = session.exchange.next_from(session.resend, room)
+            session.resend = None if flight is None else flight.number + flight.count
+            if flight is not None:
+                self._transmit(flight, dup=True)
         if session.replays:
             self._replay(session)
-        while session.queue and session.ready and not session.resend and self.room(session) > 0:
+        while session.queue and session.ready and session.resend is None and self.room(session) > 0:
             waiting = session.dequeue()
             if self.broker.drop_if_late(session, waiting):
                 continue
@@ -218,11 +220,18 @@ class Outgoing(Sink):
                 waiting, rest = waiting.split(room)
                 session.put_back(rest)
                 run = run.split(room)[0]
-            self.send(run, waiting.qos, waiting.retain, waiting.identifiers, waiting.stored, waiting.start, queued=True)
+            self.send(
+                run, waiting.qos, waiting.retain, waiting.identifiers, waiting.stored, waiting.start,
+                since=waiting.since,
+            )  # fmt: skip
             first = session.queue[0] if session.queue else None
             back = first is not None and first.stored is waiting.stored and first.start < waiting.start + waiting.count
             if self._packet_limit != LARGEST and waiting.stored is not None and not back:  # some were too large, maybe
                 self.broker.journal.consumed(session, waiting.stored, waiting.start + waiting.count)
+
+    def count_outstanding(self, session: Session, resend: int) -> None:
+        """Count anew what is unacknowledged: a client may acknowledge what it had before it is sent again."""
+        self.outstanding = session.exchange.count_before(resend)
 
     def _replay(self, session: Session) -> None:
         """Send retained messages as far as the client's window and its connection go."""
@@ -256,19 +265,35 @@ class Outgoing(Sink):
             if whole is None:
                 self._lose(flight)
                 return
-            run = flight_run(whole, flight)
+            run = flight.run_from(whole)
         elif flight.stored is not None:
             flight.run = None  # the journal has it
         if dup and self.session is not None and not self._may_receive(self.session, run):
             self._lose(flight, "not authorized")
             return
-        topic, properties = self._head(run, flight.identifiers)
+        if dup and not self._fits(run, flight.identifiers):
+            self._transmit_in_halves(flight)
+            return
+        topic, properties = self._head(run, flight.identifiers, waits=True)
         flags = dup << 3 | flight.qos << 1 | flight.retain
         data = run.frames(self.version5, flags, topic, properties, flight.first)
         self.answer(data)
         if self.session is not None and not dup:
             self.session.delivered += flight.count
         self.sent(flight.count, run.payload_bytes, len(data))
+
+    def _transmit_in_halves(self, flight: Flight) -> None:
+        """Send again what the client takes now of messages of which some are too large for it."""
+        if flight.count == 1:
+            self._lose(flight, "packet too large")
+            return
+        session = self.session
+        assert session is not None
+        self.outstanding -= flight.count
+        for number, count in ((flight.number, flight.count // 2), (flight.number + flight.count // 2, flight.count)):
+            part = session.exchange.next_from(number, count)
+            assert part is not None
+            self._transmit(part, dup=True)
 
     def _may_receive(self, session: Session, run: Run) -> bool:
         """Whether what waited, or was under way, may still be delivered: rules and users change meanwhile."""
@@ -284,8 +309,12 @@ class Outgoing(Sink):
         session.exchange.replay(flight.first, flight.count, done=True)
         self.broker.journal.done(session, flight.first, flight.count, reason)
 
-    def _head(self, run: Run, identifiers: bytes) -> tuple[bytes, bytes]:
-        """Return the topic and the properties that go before a payload."""
+    def _head(self, run: Run, identifiers: bytes, *, waits: bool) -> tuple[bytes, bytes]:
+        """Return the topic and the properties that go before a payload; ``waits``: it leaves through the gate.
+
+        What leaves at once overtakes what waits at the gate, so there an alias stands for nothing that was said behind
+        the gate only.
+        """
         topic = run.topic
         if not self.version5:
             return topic, b""
@@ -294,11 +323,14 @@ class Outgoing(Sink):
             left = max(0, round(run.deadline - self.broker.clock.monotonic()))  # MQTT-3.3.2-6
             properties = b"\x02" + min(left, run.expiry).to_bytes(4, "big") + properties
         if self.alias_maximum:
-            alias = self._aliases_out.get(topic)
-            if alias is not None:
-                return b"", b"\x23" + alias.to_bytes(2, "big") + properties
-            if len(self._aliases_out) < self.alias_maximum:
-                alias = self._aliases_out[topic] = len(self._aliases_out) + 1
+            alias, at_once = self._aliases_out.get(topic, (0, False))
+            if not alias and len(self._aliases_out) < self.alias_maximum:
+                alias = len(self._aliases_out) + 1
+            elif alias and (at_once or waits):
+                topic = b""
+            if alias:
+                if topic:
+                    self._aliases_out[topic] = (alias, not waits)
                 properties = b"\x23" + alias.to_bytes(2, "big") + properties
         return topic, properties
 
@@ -309,13 +341,7 @@ class Outgoing(Sink):
 
         With each run comes where it begins, counted from ``start``.
         """
-        properties = (
-            len(run.forward) + len(identifiers) + (5 if run.expiry >= 0 else 0) + (3 if self.alias_maximum else 0)
-        )
-        body = 2 + len(run.topic) + (2 if numbered else 0) + run.longest
-        if self.version5:
-            body += len(encode_varint(properties)) + properties
-        if 1 + len(encode_varint(body)) + body <= self._packet_limit:
+        if self._fits(run, identifiers, numbered):
             return [(run, start)]
         if run.count == 1:
             self.broker.drop(session, run, "packet too large")
@@ -325,6 +351,18 @@ class Outgoing(Sink):
             *self._fitting(half, start, session, identifiers, numbered),
             *self._fitting(rest, start + half.count, session, identifiers, numbered),
         ]
+
+    def _fits(self, run: Run, identifiers: bytes, numbered: bool = True) -> bool:
+        """Whether each message of a run is a packet that the client takes."""
+        if self._packet_limit == LARGEST:
+            return True
+        properties = (
+            len(run.forward) + len(identifiers) + (5 if run.expiry >= 0 else 0) + (3 if self.alias_maximum else 0)
+        )
+        body = 2 + len(run.topic) + (2 if numbered else 0) + run.longest
+        if self.version5:
+            body += len(encode_varint(properties)) + properties
+        return 1 + len(encode_varint(body)) + body <= self._packet_limit
 
     def _acknowledge(self, first: int, packet_id: int, count: int, reason: int = 0) -> None:
         self._counts.messages_sent += count
@@ -421,10 +459,3 @@ class Outgoing(Sink):
                 self.broker.detach(self, session, normal=self._normal)
             except PenstockError:
                 _log.exception("%s could not be detached", self.client_id)
-
-
-def flight_run(run: Run, flight: Flight) -> Run:
-    """Return the messages of a flight out of the whole run that was stored."""
-    if flight.start:
-        run = run.split(flight.start)[1]
-    return run.split(flight.count)[0] if flight.count < run.count else run

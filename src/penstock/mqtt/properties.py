@@ -92,6 +92,7 @@ def decode_properties(data: bytes, at: int, end: int, kind: int) -> tuple[Proper
         raise BadPacket("", packet, "its properties are malformed", Reason.MALFORMED_PACKET)
     allowed = ALLOWED.get(kind, frozenset())
     values: dict[str, Any] = {}
+    several: dict[str, list[Any]] = {}
     for what, value in pairs:
         name = NAMES[what]
         if what not in allowed:
@@ -102,11 +103,13 @@ def decode_properties(data: bytes, at: int, end: int, kind: int) -> tuple[Proper
         if what in BOOLEAN and value not in (0, 1):
             raise BadPacket("", packet, f"{name} is {value!r}", Reason.PROTOCOL_ERROR)
         if what == 38 or (what == 11 and kind == Kind.PUBLISH):
-            values[name] = (*values.get(name, ()), value)
+            several.setdefault(name, []).append(value)
         elif name in values:
             raise BadPacket("", packet, f"{name} is there twice", Reason.PROTOCOL_ERROR)
         else:
             values[name] = (value,) if what == 11 else value
+    for name, found in several.items():
+        values[name] = tuple(found)
     return Properties(**values), at + length
 
 

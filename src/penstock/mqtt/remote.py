@@ -13,7 +13,7 @@ import msgspec
 
 from penstock.errors import OptionsError, PenstockError, Refused
 from penstock.kernel.mqtt import Run
-from penstock.mqtt.client import Client, ClientOptions
+from penstock.mqtt.client import Client, ClientOptions, check_waits
 from penstock.mqtt.packets import NONE, Properties
 from penstock.mqtt.session import NEVER
 from penstock.net.dial import Target
@@ -54,6 +54,7 @@ class RemoteSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def __post_init__(self) -> None:
         if self.version not in ("3.1.1", "5"):
             raise OptionsError(f"version={self.version!r}: must be 3.1.1 or 5")
+        check_waits(self.keep_alive, self.connect_seconds, self.reconnect_seconds)
         Target.parse(self.url)
 
     @property

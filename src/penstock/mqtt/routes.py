@@ -23,6 +23,9 @@ __all__ = ["Copied", "Copies", "Subscription", "Recipient", "Plan", "Routes"]
 NOTED: Final = 32
 """A topic is compared with this many changes at most; after more of them it is looked up again."""
 
+MOST_IDENTIFIERS: Final = 65535
+"""Bytes of subscription identifiers that go with one message."""
+
 LONGEST: Final = 512
 """Bytes of a topic that is remembered; longer ones are looked up each time, so that the cache stays small."""
 
@@ -78,7 +81,7 @@ class Recipient:
     def __init__(self, subscriptions: list[Subscription]) -> None:
         self.session = subscriptions[0].session
         self.qos = max(each.qos for each in subscriptions)
-        self.identifiers = b"".join(_encoded(each.identifier) for each in subscriptions if each.identifier)
+        self.identifiers = _identifiers(subscriptions)
         self.retain_as_published = any(each.retain_as_published for each in subscriptions)
         self.plain = not self.identifiers
         # MQTT-3.8.3-3: what a client publishes itself does not match its subscriptions with No Local.
@@ -216,6 +219,19 @@ class Routes(WayCache):
             elif self.allowed is None or self.allowed(each.session, topic):
                 sessions.setdefault(each.session, []).append(each)
         return Plan([Recipient(subscriptions) for subscriptions in sessions.values()], groups, tuple(taps))
+
+
+def _identifiers(subscriptions: list[Subscription]) -> bytes:
+    """Return the identifiers of all subscriptions, encoded; what the journal cannot hold of them is left out."""
+    found, size = [], 0
+    for each in subscriptions:
+        if each.identifier:
+            one = _encoded(each.identifier)
+            size += len(one)
+            if size > MOST_IDENTIFIERS:
+                break
+            found.append(one)
+    return b"".join(found)
 
 
 def _encoded(identifier: int) -> bytes:

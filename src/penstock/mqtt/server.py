@@ -355,7 +355,7 @@ class MqttServer:
         """Return at once: ``start`` has opened everything."""
 
     async def drain(self, seconds: float) -> None:
-        """Let nobody in any more and disconnect everyone with 0x8B; wills are published."""
+        """Let nobody in any more and disconnect everyone with 0x8B, as ``shut_down`` of the broker does."""
         if not self._state.serves:
             return
         self._state = State.DRAINING

@@ -14,7 +14,7 @@ import msgspec
 
 from penstock.kernel.mqtt import Run
 from penstock.kernel.mqttrelay import Outlet
-from penstock.mqtt.exchange import Exchange, Flight
+from penstock.mqtt.exchange import Exchange
 from penstock.mqtt.packets import Will
 from penstock.mqtt.routes import Subscription
 
@@ -148,8 +148,8 @@ class Session(Outlet):
         """Packet ids of QoS 2 messages that were taken and not released yet."""
         self.queue: deque[Waiting] = deque()
         self.queued_messages = self.queued_bytes = 0
-        self.resend: list[Flight] = []  # an empty deque is as large as everything else here
-        """What was under way when a connection ended, the first of it last."""
+        self.resend: int | None = None
+        """The number from which on all that is under way has to be sent again; None: nothing has."""
         self.replays: list[Iterator[tuple[Run, int, bytes]]] = []
         """Retained messages that follow a subscription, with QoS and subscription identifiers."""
         self.delivered = 0
@@ -217,7 +217,7 @@ class Session(Outlet):
         while self.queue:
             self.dequeue()
         self.exchange = Exchange()
-        self.resend.clear()
+        self.resend = None
         self.replays.clear()
 
     def _count(self, waiting: Waiting, sign: int) -> None:

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.clock import Clock
 from penstock.disk.commit import GROUP, Committer
-from penstock.errors import CorruptionError, PenstockError
+from penstock.errors import CorruptionError
 from penstock.kernel.mqtt import Run, cut, make_run
 from penstock.mqtt import state_changes as c
-from penstock.mqtt.deliveries import ENDED, Deliveries
-from penstock.mqtt.journal import Stored
+from penstock.mqtt.deliveries import Deliveries
+from penstock.mqtt.journal import ENDED, Stored
 from penstock.mqtt.state_log import HEAD_BYTES, StateLog
 from penstock.mqtt.state_reserve import Reserve
 from penstock.mqtt.state_time import OwnTime
@@ -111,7 +111,8 @@ class StateJournal:
 
     def can_retain(self, run: Run) -> bool:
         """Whether the store takes such a value and such a key."""
-        return run.longest <= LARGEST_RETAINED and len(run.topic) <= LONGEST_RETAINED_TOPIC
+        size = run.longest + len(run.forward)
+        return size <= LARGEST_RETAINED and len(run.topic) <= LONGEST_RETAINED_TOPIC
 
     def store(self, run: Run) -> Stored:
         """Keep messages."""
@@ -279,8 +280,8 @@ class StateJournal:
         """Write the turn; return what its answers wait for."""
         try:
             wrote = self.reserve.with_room(self._renew_and_write)
-        except (OSError, PenstockError) as exc:
-            self.error = str(exc)
+        except Exception as exc:
+            self.error = str(exc) or type(exc).__name__
             raise
         self.error = ""
         durable: Future[Any] | None = None

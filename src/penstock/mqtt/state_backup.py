@@ -27,7 +27,7 @@ from penstock.mqtt.broker import Broker
 from penstock.mqtt.gate import TurnGate
 from penstock.mqtt.state import StateJournal
 from penstock.mqtt.state_log import StateLog, TurnFile
-from penstock.mqtt.state_open import KeptBroker, own_time
+from penstock.mqtt.state_open import RESTORING, KeptBroker, own_time
 from penstock.mqtt.state_options import PersistenceOptions
 from penstock.mqtt.state_reserve import Reserve
 from penstock.mqtt.state_restore import STORE, Restore, open_store
@@ -153,13 +153,21 @@ def _copy(disk: Disk, folder: str, kept: KeptBroker, segments: list[TurnFile], b
 
 
 def put_back(backup: str, data: str, disk: Disk | None = None) -> Backup:
-    """Copy a backup into a data directory that holds no broker yet; open it, and refuse it where it differs."""
+    """Copy a backup into a data directory that holds no broker yet; open it, and refuse it where it differs.
+
+    Until that is done no broker opens the directory; another call takes the place of one that was cut short.
+    """
     disk = disk or disk_for(data)
     wanted = _manifest(backup, disk)
     disk.make_folder(data)
-    if disk.stat(os.path.join(data, STORE)) is not None or disk.stat(os.path.join(data, "journal")) is not None:
+    journal, mark = os.path.join(data, "journal"), os.path.join(data, RESTORING)
+    if disk.stat(mark) is not None:
+        _remove_state(data, disk)
+    elif disk.stat(os.path.join(data, STORE)) is not None or disk.stat(journal) is not None:
         raise OptionsError(f"{data}: a broker keeps its state here already")
-    journal = os.path.join(data, "journal")
+    else:
+        disk.create(mark).close()
+        disk.sync_folder(data)
     disk.make_folder(journal)
     names = [os.path.join("journal", name) for name in disk.list(os.path.join(backup, "journal")) if ".turns" in name]
     for name in [*names, STORE]:
@@ -171,7 +179,20 @@ def put_back(backup: str, data: str, disk: Disk | None = None) -> Backup:
     for each in (journal, data):
         disk.sync_folder(each)
     _compare(data, wanted, disk)
+    disk.remove(mark)
+    disk.sync_folder(data)
     return wanted
+
+
+def _remove_state(data: str, disk: Disk) -> None:
+    """Remove what a call that was cut short has left."""
+    journal = os.path.join(data, "journal")
+    if disk.stat(journal) is not None:
+        for name in disk.list(journal):
+            disk.remove(os.path.join(journal, name))
+    for name in disk.list(data):
+        if name.startswith(STORE):
+            disk.remove(os.path.join(data, name))
 
 
 def verify(backup: str, disk: Disk | None = None) -> Backup:

@@ -75,7 +75,8 @@ class FlightData(msgspec.Struct, array_like=True, frozen=True):
     count: int
     qos: int
     retain: bool
-    identifiers: bytes
+    identifiers: bytes | int
+    """Of subscriptions, encoded; long ones are a number in ``forms`` of the session."""
     id: int
     start: int
     size: int
@@ -100,6 +101,8 @@ class SessionData(msgspec.Struct, array_like=True, frozen=True):
     flights: tuple[FlightData, ...] = ()
     head: tuple[int, int] | None = None
     """The first message that waits: its id, and which of its run; None when none waits."""
+    forms: tuple[bytes, ...] = ()
+    """Long identifiers of flights, each once."""
 
 
 class SubscriptionData(msgspec.Struct, array_like=True, frozen=True):

@@ -45,8 +45,32 @@ SOME: Final = 256
 MANY: Final = 8192
 """How many go to the store at once when nobody waits meanwhile."""
 
+LONG_FORM: Final = 64
+MOST_FORMS: Final = 4 << 20
+"""Bytes of long identifiers in the value of one session: a store takes none of more than 16 MiB."""
+
 AGAIN_SECONDS: Final = 5.0
 """How long a checkpoint that failed is left alone."""
+
+
+class _Forms:
+    """Long identifiers of a session's flights, each once: with each flight they would be more than a store takes."""
+
+    def __init__(self) -> None:
+        self.known: dict[bytes, int] = {}
+        self._size = 0
+
+    def of(self, identifiers: bytes) -> bytes | int:
+        """Return identifiers, or their number where they are long; none where there are too many different ones."""
+        if len(identifiers) <= LONG_FORM:
+            return identifiers
+        number = self.known.get(identifiers)
+        if number is None:
+            if self._size + len(identifiers) > MOST_FORMS:
+                return b""
+            self._size += len(identifiers)
+            number = self.known[identifiers] = len(self.known)
+        return number
 
 
 class Checkpoints:
@@ -115,7 +139,11 @@ class Checkpoints:
                 self._put_off(exc)
                 return
         if self._applying is None:
-            self._some(SOME)
+            try:
+                self._some(SOME)
+            except Exception as exc:  # noqa: BLE001 - whatever it is, nothing of it counts as written
+                self._put_back()
+                self._put_off(exc)
 
     def _look(self) -> None:
         """Go on with a broker that has nothing to do: what is old goes all the same."""
@@ -212,14 +240,14 @@ class Checkpoints:
         return KvUpdate.put(key, encode_retained(data), max(0, stored))
 
     def _value(self, session: Session) -> bytes:
-        exchange = session.exchange
+        exchange, forms = session.exchange, _Forms()
         flights = tuple(
             c.FlightData(
                 each.number,
                 each.count,
                 each.qos,
                 each.retain,
-                each.identifiers,
+                forms.of(each.identifiers),
                 0 if each.stored is None else each.stored.id,
                 each.start,
                 each.size,
@@ -234,6 +262,7 @@ class Checkpoints:
             received=c.ranges(session.received),
             flights=flights,
             head=head,
+            forms=tuple(forms.known),
         )
         return c.encode(data)
 
@@ -269,8 +298,6 @@ class Checkpoints:
         self._applying = None
         error = done.exception()
         if error is not None:
-            if not isinstance(error, OSError | PenstockError):
-                raise error
             self._put_back()
             self._put_off(error)
             return
@@ -281,9 +308,11 @@ class Checkpoints:
             self._swept_at = -inf  # with the next turn
         self._journal.gate.changed()
 
-    def _put_off(self, error: OSError | PenstockError) -> None:
+    def _put_off(self, error: BaseException) -> None:
         """Try a checkpoint again later, with the room that is kept if the disk has no other."""
-        _log.error("the store could not be written, it is tried again: %s", error)
+        unforeseen = None if isinstance(error, OSError | PenstockError) else error
+        what = str(error) or type(error).__name__
+        _log.error("the store could not be written, it is tried again: %s", what, exc_info=unforeseen)
         if isinstance(error, OSError):
             self._journal.reserve.release(error)
         self._cursor = -1

@@ -12,7 +12,7 @@ from typing import Any, Final
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.disk import Disk, disk_for
 from penstock.disk.doors import refuse_foreign
-from penstock.errors import PenstockError
+from penstock.errors import OptionsError, PenstockError
 from penstock.mqtt.broker import Broker
 from penstock.mqtt.gate import Loop, TurnGate
 from penstock.mqtt.options import BrokerOptions
@@ -30,6 +30,8 @@ __all__ = ["KeptBroker", "own_time"]
 _log = logging.getLogger(__name__)
 
 RESERVE: Final = "penstock-reserve"
+RESTORING: Final = "penstock-restoring"
+"""There while a backup is put back: what is beside it is not all."""
 
 
 class KeptBroker:
@@ -63,6 +65,8 @@ class KeptBroker:
         disk = self._disk = disk or disk_for(folder)
         refuse_foreign(disk, folder, "data directory of a broker")
         disk.make_folder(folder)
+        if disk.stat(os.path.join(folder, RESTORING)) is not None:
+            raise OptionsError(f"{folder}: a backup was being put back here, and that did not end; put it back again")
         reserve = Reserve(disk, os.path.join(folder, RESERVE), self.options.reserve_bytes)
         device = self.options.sync != "none"
         log = reserve.with_room(lambda: StateLog(disk, os.path.join(folder, "journal"), device=device))

@@ -42,7 +42,7 @@ class PersistenceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
             raise OptionsError(f"sync_interval_secs={self.sync_interval_secs}: must be 0 or above")
         if self.segment_bytes < 4096:
             raise OptionsError(f"segment_bytes={self.segment_bytes}: must be at least 4096")
-        if self.checkpoint_seconds <= 0:
+        if not self.checkpoint_seconds > 0:
             raise OptionsError(f"checkpoint_seconds={self.checkpoint_seconds}: must be above 0")
         if self.reserve_bytes < 0:
             raise OptionsError(f"reserve_bytes={self.reserve_bytes}: must be 0 or above")

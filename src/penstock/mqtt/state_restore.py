@@ -203,7 +203,7 @@ class Restore:
                 name = key.decode()
                 try:
                     take(name, value, int.from_bytes(version, "big") if len(version) == 8 else 0)
-                except (msgspec.MsgspecError, ValueError, CorruptionError) as exc:
+                except (msgspec.MsgspecError, ValueError, IndexError, CorruptionError) as exc:
                     self._note(self._store.path, 0, f"the value of {name!r} is not understood: {exc}")
 
     def _read_store(self) -> None:
@@ -217,7 +217,8 @@ class Restore:
         exchange = session.exchange
         flights = []
         for each in data.flights:
-            flight = Flight(each.number, None, each.count, each.qos, each.retain, each.identifiers, None, each.start,
+            identifiers = data.forms[each.identifiers] if isinstance(each.identifiers, int) else each.identifiers
+            flight = Flight(each.number, None, each.count, each.qos, each.retain, identifiers, None, each.start,
                             each.size)  # fmt: skip
             if each.id:
                 self._wanted.setdefault(each.id, []).append(flight)
@@ -452,6 +453,8 @@ class Restore:
 
     def _place(self, session: Session, data: c.SessionData) -> None:
         session.username, session.expiry, session.will = data.username, data.expiry, data.will
+        if not data.expiry:  # there for its will only: its messages were nobody's but the connection's
+            session.forget_messages()
         exchange = session.exchange
         lost = sum(flight.count for flight in exchange.flights if flight.released and flight.size)
         if lost:  # neither released nor done, and not there: their segment is damaged

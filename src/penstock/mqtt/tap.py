@@ -32,6 +32,7 @@ from penstock.mqtt.gate import Ticket, TurnGate
 from penstock.mqtt.places import TapPlace
 from penstock.mqtt.reasons import Reason
 from penstock.mqtt.routes import Copies
+from penstock.mqtt.state_changes import ranges
 from penstock.mqtt.tapped import Doubt, TappedLog, lost_records
 from penstock.mqtt.tapspec import TapSpec
 
@@ -50,6 +51,8 @@ _lost = REGISTRY.counter("mqtt_tap_lost", "messages that a tap did not write, by
 FIRST_RETRY_SECONDS: Final = 0.25
 LAST_RETRY_SECONDS: Final = 5.0
 MOST_HEADERS: Final = 4096
+LONGEST_HEADERS: Final = 2048
+"""Headers that are remembered: how many, and how long."""
 
 
 class _Entry:
@@ -126,6 +129,8 @@ class Tap:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._syncing: set[str] = set()
         self._unsynced: dict[str, list[_Entry]] = {}
+        self._no_sync = asyncio.Event()  # no sync is under way
+        self._no_sync.set()
         self._stopped = asyncio.Event()
 
     # --- Life
@@ -183,6 +188,7 @@ class Tap:
                 else:
                     self._count_lost([entry], "stopped")
         self._troubles.clear()
+        await self._no_sync.wait()
         self._close_logs()
         self._state = State.STOPPED
         self._stopped.set()
@@ -379,9 +385,11 @@ class Tap:
         key = (client, run.qos, run.retain, run.forward, run.expiry)
         found = self._headers.get(key)
         if found is None:
-            if len(self._headers) >= MOST_HEADERS:
-                self._headers.clear()
-            found = self._headers[key] = headers_for(run.qos, run.retain, client, run.forward, run.expiry)
+            found = headers_for(run.qos, run.retain, client, run.forward, run.expiry)
+            if len(found) <= LONGEST_HEADERS:
+                if len(self._headers) >= MOST_HEADERS:
+                    self._headers.clear()
+                self._headers[key] = found
         return found
 
     def _without_doubled(self, entries: list[_Entry]) -> list[_Entry]:
@@ -404,16 +412,17 @@ class Tap:
         if path in self._syncing:
             return
         self._syncing.add(path)
+        self._no_sync.clear()
         entries = self._unsynced.pop(path, [])
         loop = self._loop
         assert loop is not None
 
         def done(future: Future[Any]) -> None:
-            loop.call_soon_threadsafe(self._synced, path, log, entries, future)
+            loop.call_soon_threadsafe(self._synced, path, entries, future)
 
         disk_executor().submit(log.sync).add_done_callback(done)
 
-    def _synced(self, path: str, log: TappedLog, entries: list[_Entry], future: Future[Any]) -> None:
+    def _synced(self, path: str, entries: list[_Entry], future: Future[Any]) -> None:
         self._syncing.discard(path)
         exc = future.exception()
         if exc is None:
@@ -421,10 +430,14 @@ class Tap:
         else:
             _log.error("%s: %s: %s", self.name, path, exc)
             for entry in entries:
-                if entry.ticket is not None:
-                    entry.ticket.refuse(Reason.QUOTA_EXCEEDED)
-        if path in self._unsynced and path in self._logs:
+                if entry.qos == 2:  # it is in the log, and may come again
+                    self._doubt.add(entry.client, [one for run in entry.runs for one in _single(run)])
+                self._refuse(entry)
+        log = self._logs.get(path)
+        if log is not None and path in self._unsynced:
             self._sync(path, log)
+        elif not self._syncing:
+            self._no_sync.set()
 
     # --- When a log cannot be written
 
@@ -466,10 +479,9 @@ class Tap:
         session = entry.session
         if entry.qos == 2 and session is not None:  # before the journal writes that they were received
             for run in entry.runs:
-                session.received.difference_update(range(run.first_id, run.first_id + run.count))
-            session.received.difference_update(entry.doubled)
-            if self.broker.journal.keeps and session.persistent:
-                self.broker.journal.session(session)
+                self._free(session, run.first_id, run.count)
+            for packet_id in entry.doubled:
+                self._free(session, packet_id, 1)
         assert entry.ticket is not None
         entry.ticket.refuse(Reason.QUOTA_EXCEEDED)
 
@@ -518,10 +530,13 @@ class Tap:
     def _forget_ids(self) -> None:
         """Let messages come again whose ids the sessions know: a power cut took their records."""
         for session in self.broker.sessions.values():
-            if session.received:
-                session.received.clear()
-                if self.broker.journal.keeps and session.persistent:
-                    self.broker.journal.session(session)
+            for first, count in ranges(session.received):
+                self._free(session, first, count)
+
+    def _free(self, session: Session, first: int, count: int) -> None:
+        session.received.difference_update(range(first, first + count))
+        if self.broker.journal.keeps and session.persistent:
+            self.broker.journal.freed(session, first, count)
 
     def _close_logs(self) -> None:
         logs, self._logs = self._logs, {}

@@ -188,7 +188,7 @@ def behind_note(path: str) -> tuple[int | None, list[tuple[bytes, bytes, bytes]]
             if log.damage_count:
                 continue  # the writer may set aside what is behind damage: it is not known to be there
             rows = open_rows(batch, path, lambda exc: _log.error("%s", exc))
-            records += [(key, head, payload) for at, key, head, _, payload in rows if at != noted and ids_of(head)]
+            records += [(key, head, payload) for at, key, head, _, _, payload in rows if at != noted and ids_of(head)]
     return last, records
 
 
@@ -226,6 +226,11 @@ class Doubt:
             session = sessions.get(carried.client)
             if session is not None and carried.packet_id not in session.received:
                 self._known[carried.client, carried.packet_id] = (topic, zlib.crc32(payload))
+
+    def add(self, client: str, runs: list[Run]) -> None:
+        """Remember single messages that were written and refused all the same."""
+        for run in runs:
+            self._known[client, run.first_id] = (run.topic, zlib.crc32(run.payload()))
 
     def has(self, client: str, run: Run) -> bool:
         """Return whether this message is in the log already; another one under its id ends the doubt."""

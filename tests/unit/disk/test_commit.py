@@ -353,3 +353,16 @@ def test_a_thread_that_sleeps_keeps_no_log_that_was_closed() -> None:
         if gone.wait(0.01):
             break
     assert gone.is_set()
+
+
+def test_an_interval_that_never_ends_ends_no_thread() -> None:
+    """Threads cannot wait for that long: they ended by it, and with them the syncs of all other logs."""
+    group = GroupCommit()
+    endless, other = group.committer(lambda: 1, interval=float("inf")), group.committer(lambda: 2)
+    endless.touch()
+    for _ in range(3):
+        assert other.request().result(60) == 2
+    assert endless.request().result(60) == 1
+    assert group.threads > 0
+    endless.close()
+    other.close()

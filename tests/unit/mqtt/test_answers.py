@@ -13,6 +13,7 @@ from penstock.mqtt import packets as p
 from penstock.mqtt.access import Verdict
 from penstock.mqtt.codec import encode
 from penstock.mqtt.packets import Kind, Properties
+from penstock.mqtt.properties import encode_varint
 from penstock.mqtt.reasons import Reason
 from penstock.mqtt.scram import SCRAM, ScramSha256
 
@@ -355,3 +356,13 @@ def test_a_conversation_means_the_same_wherever_the_wire_cuts_it() -> None:
         device = Device(World().broker)
         got = [each for at in range(0, len(talk), size) for each in device.send_raw(talk[at : at + size])]
         assert got == wanted, size
+
+
+def test_an_endless_packet_that_is_no_publish_is_not_gathered() -> None:
+    """It would be taken apart piece by piece while everybody waits, and cost many times its size."""
+    device = World().device()
+    device.send_raw(b"\x82" + encode_varint(5 << 20) + b"\x00\x01")
+    assert device.closed
+    device = World().device()
+    assert device.send_raw(b"\x30" + encode_varint(5 << 20) + b"\x00\x01a") == []
+    assert not device.closed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from penstock.clock import SystemClock
 from penstock.errors import OptionsError
 from penstock.mqtt import BridgeRule, BridgeSpec, Client, ClientOptions, MqttServer, RemoteSpec, ServerOptions
 from penstock.mqtt.bridge import Bridge, overlap
+from penstock.mqtt.packets import Properties
 
 FAST = (0.01, 0.1)
 
@@ -152,6 +155,39 @@ async def test_nothing_is_lost_while_the_other_broker_or_the_link_is_away(tmp_pa
     assert bridge_of(edge).describe()["sent"] == 6
     await edge.stop()
     await hub.stop()
+
+
+@pytest.mark.parametrize("version", ["3.1.1", "5"])
+@pytest.mark.parametrize("away", [True, False])
+async def test_what_has_expired_while_the_other_broker_was_away_is_not_sent(
+    tmp_path: Path, version: Any, away: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An hour goes by while this broker is ``away``; or it is the calendar that was set, and no time went by."""
+    hub = await serve(tmp_path, "hub")
+    port = int(hub.addresses["mqtt"].rpartition(":")[2])
+    spec = BridgeSpec(name="hub", remote=remote(hub, version), send=(BridgeRule(filter="plant/#"),))
+    await hub.stop()
+    edge = await serve(tmp_path, "edge", bridges=(spec,))
+    async with Client(edge.addresses["mqtt"]) as here:
+        for name, expiry in (("never", None), ("short", 60), ("long", 7200)):
+            properties = Properties(message_expiry=expiry)
+            await here.publish(f"plant/{name}", b"x", qos=1, retain=True, properties=properties)
+    if away:
+        await edge.stop()
+    monkeypatch.setattr(SystemClock, "now_ns", lambda _: time.time_ns() + 3600 * 1_000_000_000)
+    if away:
+        edge = await serve(tmp_path, "edge", bridges=(spec,))
+    hub = await serve(tmp_path, "hub", port)
+    await bridge_of(edge).caught_up()
+    left = {kept.run.topic[6:]: kept.run.expiry for kept in hub.broker.retained.match("plant/#") if kept.run}
+    passed = bridge_of(edge).describe()["passed"]
+    await edge.stop()
+    await hub.stop()
+    assert left.keys() == ({b"never", b"long"} if away else {b"never", b"long", b"short"})
+    assert passed == ({"expired on the way": 1} if away else {})
+    if version == "5":
+        assert left[b"never"] == -1
+        assert 7000 < left[b"long"] + 3600 * away <= 7200
 
 
 async def test_what_waits_survives_a_restart_of_this_broker(tmp_path: Path) -> None:

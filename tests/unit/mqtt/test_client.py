@@ -14,8 +14,11 @@ from penstock.errors import ClosedError, NotConnected, OptionsError, Refused
 from penstock.mqtt.client import Client, ClientOptions, Message
 from penstock.mqtt.client_core import ClientCore
 from penstock.mqtt.codec import encode
+from penstock.mqtt.options import BrokerOptions
 from penstock.mqtt.packets import NONE, Ack, Connack, Connect, Filter, Kind, Properties, Will
 from penstock.mqtt.reasons import Reason
+from penstock.mqtt.remote import RemoteSpec
+from penstock.mqtt.state_options import PersistenceOptions
 from penstock.net import change_credentials, hash_password
 from penstock.testing.proxy import TcpProxy
 
@@ -250,3 +253,25 @@ def test_a_release_that_the_server_had_finished_before_is_no_refusal() -> None:
     assert core.data_to_send() == encode(Ack(Kind.PUBREL, 1), 5)
     core.receive(encode(Ack(Kind.PUBCOMP, 1, Reason.PACKET_ID_NOT_FOUND), 5))  # MQTT 5, 3.7.2.1: not an error
     assert worst == [0]
+
+
+@pytest.mark.parametrize(
+    ("options", "given"),
+    [
+        (ClientOptions, {"keep_alive": 70_000}),
+        (ClientOptions, {"reconnect_seconds": (0.0, 1.0)}),
+        (ClientOptions, {"connect_seconds": float("nan")}),
+        (ClientOptions, {"receive_maximum": 0}),
+        (ClientOptions, {"session_expiry": -1}),
+        (RemoteSpec, {"url": "mqtt://hub", "keep_alive": -1}),
+        (RemoteSpec, {"url": "mqtt://hub", "reconnect_seconds": (0.1, float("inf"))}),
+        (BrokerOptions, {"sys_seconds": -1.0}),
+        (BrokerOptions, {"connect_seconds": float("nan")}),
+        (BrokerOptions, {"max_subscriptions": -1}),
+        (PersistenceOptions, {"checkpoint_seconds": float("nan")}),
+        (PersistenceOptions, {"sync_interval_secs": float("nan")}),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused_by_their_name(options: Any, given: dict[str, Any]) -> None:
+    with pytest.raises(OptionsError, match=f"{list(given)[-1]}="):
+        options(**given)

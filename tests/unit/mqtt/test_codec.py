@@ -185,3 +185,10 @@ def test_bad_bytes_get_their_reason_code(version: int, raw: str, code: int) -> N
 def test_a_byte_order_mark_is_a_character_like_any_other() -> None:
     packet, _ = decode(encode(p.Publish("\ufeffa", b"")), 4)
     assert packet == p.Publish("\ufeffa", b"")
+
+
+def test_a_connect_that_is_full_of_properties_is_read_at_once() -> None:
+    """Each one more must not cost what all before it did: 1 MiB of them stopped everybody for minutes."""
+    user = (("", ""),) * 200_000
+    connect = p.Connect("dev", 5, properties=p.Properties(user=user))
+    assert decode(encode(connect, 5), 5)[0] == connect

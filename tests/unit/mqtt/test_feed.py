@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from penstock.disk import disk_for
@@ -260,10 +262,38 @@ async def test_with_always_an_acknowledgement_waits_for_the_disk(tmp_path: Path)
                 assert log.durable_position == log.next_position
 
 
+async def test_a_tap_that_is_taken_away_keeps_nobody_waiting_for_its_disk(tmp_path: Path) -> None:
+    path = f"{tmp_path}/log"
+    tap = TapSpec(filter="#", path=path, sync="always")
+    began, may_go_on = threading.Event(), threading.Event()
+    async with server(taps=(tap,)) as made, Client(made.addresses["mqtt"]) as client:
+        assert made.attached is not None
+        part: Any = made.attached.parts[0]
+        log = part._logs[path]
+        sync = log.sync
+
+        def slowly() -> Any:
+            began.set()
+            may_go_on.wait(30)
+            return sync()
+
+        log.sync = slowly
+        published = [asyncio.create_task(client.publish("a", b"1", qos=1))]
+        await asyncio.to_thread(began.wait, 30)
+        published.append(asyncio.create_task(client.publish("a", b"2", qos=1)))
+        async with asyncio.timeout(30):
+            while part.records < 2:
+                await asyncio.sleep(0.005)
+            without = msgspec.structs.replace(made.options, taps=())
+            taken_away = asyncio.create_task(made.use_attached(without, 1.0))
+            await asyncio.sleep(0)
+            may_go_on.set()
+            await asyncio.gather(*published, taken_away)
+        assert made.attached.parts == []
+
+
 async def test_taps_feeds_bridges_and_mirrors_are_said_in_a_configuration(tmp_path: Path) -> None:
     import tomllib
-
-    import msgspec
 
     table = tomllib.loads(f"""
         port = 0

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from penstock.kv import EmbeddedConnection, KvStore
+from penstock.kv.embedded.format import MAX_VALUE_BYTES
 from penstock.kv.keys import check_key
 from penstock.mqtt import Broker, Mirror, MirrorSpec
 from penstock.mqtt.journal import MemoryJournal
@@ -113,6 +114,25 @@ async def test_what_changed_while_it_was_away_is_carried_the_right_way(tmp_path:
         names["both"] = b"bucket"
         await world.until({f"state/{name}": value for name, value in names.items()})
         await world.mirror.stop()
+
+
+async def test_what_one_side_cannot_hold_stays_on_the_other_and_keeps_nothing_back(tmp_path: Path) -> None:
+    async with bucket(tmp_path) as store:
+        assert store.writer is not None
+        deep = "/".join("x" * 200)
+        await store.writer.put(deep, b"too many levels for a retained message")
+        world = World(tmp_path, store)
+        world.retain("state/large", bytes(MAX_VALUE_BYTES + 1))
+        world.retain("state/small", b"1")
+        for _ in range(2):  # the second time it is not taken for what both had agreed on
+            await world.start()
+            await world.until(
+                {"state/large": bytes(MAX_VALUE_BYTES + 1), "state/small": b"1"},
+                {deep: b"too many levels for a retained message", "small": b"1"},
+            )
+            assert world.mirror.passed == 2
+            assert world.mirror.health().state.value == "ready"
+            await world.mirror.stop()
 
 
 async def test_a_broker_that_forgot_everything_gets_it_back_and_deletes_nothing(tmp_path: Path) -> None:

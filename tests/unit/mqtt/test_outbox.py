@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import paho.mqtt.client as paho
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion
@@ -17,6 +18,7 @@ from penstock.errors import Backpressure, ClosedError, OptionsError
 from penstock.log import open_log
 from penstock.log.envelope import decode_envelope
 from penstock.mqtt import Client, MqttServer, Outbox, RemoteSpec, ServerOptions, durable_client
+from penstock.mqtt.options import BrokerOptions
 from penstock.mqtt.packets import Properties
 
 
@@ -166,6 +168,47 @@ def test_a_client_of_paho_becomes_durable_with_one_line(tmp_path: Path, broker: 
         ("plant/1", b"12.5"),
         ("plant/2", b"bytes"),
     ]
+
+
+async def test_what_a_server_refuses_a_durable_client_of_paho_is_sent_again(tmp_path: Path) -> None:
+    rules = tmp_path / "rules"
+    rules.write_text("topic readwrite plant/#\n")
+    options = ServerOptions(port=0, acl=str(rules), broker=BrokerOptions(max_queued_messages=0))
+    server = MqttServer(options)
+    await server.start()
+    given: Any = {"client_id": "away", "clean": False, "session_expiry": 1000}
+    async with Client(server.addresses["mqtt"], **given) as away:
+        await away.subscribe("plant/#", qos=1)
+    refused = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_publish(*about: Any) -> None:
+        if about[3].is_failure and about[3].value != 0x87:
+            loop.call_soon_threadsafe(refused.set)
+
+    def work() -> None:
+        made = paho.Client(CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)
+        with durable_client(made, f"{tmp_path}/outbox") as client:
+            client.on_publish = on_publish
+            assert made.on_publish is on_publish
+            client.connect("127.0.0.1", int(server.addresses["mqtt"].rpartition(":")[2]))
+            client.loop_start()
+            client.publish("forbidden", b"never")
+            last = client.publish("plant/1", b"in the end")
+            last.wait_for_publish(30)
+            assert last.is_published()
+            client.disconnect()
+            client.loop_stop()
+            assert client.outbox._feed.passed["NOT_AUTHORIZED"] >= 1
+
+    working = asyncio.create_task(asyncio.to_thread(work))
+    async with asyncio.timeout(60):
+        await refused.wait()
+        roomy = msgspec.structs.replace(options.broker, max_queued_messages=10)
+        server.use_limits(msgspec.structs.replace(options, broker=roomy))
+        await working
+    assert server.broker.sessions["away"].queued_messages >= 1
+    await server.stop()
 
 
 def test_what_is_no_message_is_refused(tmp_path: Path, broker: Broker) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 from mqtt_statements import statement
-from mqtt_use import Device, World
+from mqtt_use import Device, ManualLoop, World
 
 from penstock.mqtt import packets as p
 from penstock.mqtt.access import Who
 from penstock.mqtt.codec import encode
+from penstock.mqtt.gate import TurnGate
 from penstock.mqtt.packets import Kind, Properties
 from penstock.mqtt.reasons import Reason
 
@@ -228,6 +229,31 @@ def test_aliases_towards_a_client_stay_within_what_it_allows() -> None:
         ("second", None),
         ("", 1),
     ]
+
+
+def test_an_alias_is_never_used_before_the_packet_that_says_what_it_stands_for() -> None:
+    """QoS 0 does not wait for the disk, and overtakes what does."""
+    loop = ManualLoop()
+    world = World(gate=TurnGate(loop))
+    sub, pub = Device(world.broker), Device(world.broker)
+    for name, device in (("sub", sub), ("pub", pub)):
+        device.send(p.Connect(name, 5, properties=Properties(topic_alias_maximum=5)))
+        loop.run()
+    sub.send(p.Subscribe(1, (p.Filter("a", 1),)))
+    loop.run()
+    sub.read()
+    known: dict[int | None, str] = {}
+    got = []
+    for qos in (1, 0, 1, 0):
+        pub.publish("a", b"%d" % qos, qos, 1)
+    for _ in range(2):
+        for message in sub.messages():
+            if message.topic:
+                known[message.properties.topic_alias] = message.topic
+            assert known[message.properties.topic_alias] == "a"
+            got.append(message.payload)
+        loop.run()
+    assert got == [b"0", b"0", b"1", b"1"]
 
 
 @statement("3.1.2-24", "3.1.2-25")

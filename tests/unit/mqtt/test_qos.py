@@ -193,6 +193,59 @@ def test_what_is_sent_again_stays_within_a_smaller_window_of_the_new_connection(
     assert seen == [1, 2, 3, 4, 5, 6]
 
 
+def test_what_is_acknowledged_before_it_was_sent_again_is_not_sent_and_leaves_the_window_as_it_is() -> None:
+    """A client that acknowledges by hand may have had a message with the connection before."""
+    world = World()
+    sub, pub = world.device("sub", **keeping(5)), world.device("pub")
+    sub.subscribe("a", qos=1)
+    pub.send(*(p.Publish("a", b"%d" % n, 1, packet_id=n) for n in range(1, 11)))
+    sub.drop()
+    sub = world.device("sub", **keeping(5, receive_maximum=1))
+    assert [m.packet_id for m in sub.rest] == [1]  # type: ignore[attr-defined]
+    for early in (5, 10, 2):
+        assert sub.ack(Kind.PUBACK, early) == []
+    seen = [1]
+    while answers := sub.ack(Kind.PUBACK, seen[-1]):
+        seen += [m.packet_id for m in answers]  # type: ignore[union-attr]
+    assert seen == [1, 3, 4, 6, 7, 8, 9]
+    assert sub.link.outstanding == 0
+    assert world.broker.sessions["sub"].exchange.flights == []
+    pub.send(*(p.Publish("a", b"new", 1, packet_id=n) for n in (1, 2)))
+    assert sub.payloads() == [b"new"]
+
+
+@statement("3.1.2-24", "3.1.2-25")
+@pytest.mark.parametrize("qos", [1, 2])
+def test_what_is_sent_again_is_no_larger_than_the_client_takes_now(qos: int) -> None:
+    world = World()
+    sub, pub = world.device("sub", **keeping(5)), world.device("pub")
+    sub.subscribe("a", qos=qos)
+    sizes = [500, 1, 2, 500, 500, 3, 500]
+    pub.send(*(p.Publish("a", bytes(size), qos, packet_id=n) for n, size in enumerate(sizes, 1)))
+    sub.drop()
+    sub = world.device("sub", **keeping(5, maximum_packet_size=100))
+    assert [(m.packet_id, len(m.payload), m.dup) for m in sub.rest] == [  # type: ignore[attr-defined]
+        (2, 1, True), (3, 2, True), (6, 3, True),
+    ]  # fmt: skip
+    session = world.broker.sessions["sub"]
+    assert (session.exchange.messages, sub.link.outstanding) == (3, 3)
+    assert world.broker.counts.dropped == {"packet too large": 4}
+
+
+def test_what_a_full_window_makes_wait_has_waited_since_then() -> None:
+    world = World(max_queued_seconds=100)
+    world.pass_(1000)
+    sub, pub = world.device("sub", **keeping(5, receive_maximum=1)), world.device("pub")
+    sub.subscribe("a", qos=1)
+    pub.send(*(p.Publish("a", b"%d" % n, 1, packet_id=n) for n in range(1, 4)))
+    world.pass_(60)
+    assert sub.payloads() == [b"1"]
+    assert [m.payload for m in sub.ack(Kind.PUBACK, 1)] == [b"2"]  # type: ignore[union-attr]
+    world.pass_(60)
+    assert sub.ack(Kind.PUBACK, 2) == []
+    assert world.broker.counts.dropped == {"too old": 1}
+
+
 @statement("3.3.4-7", "3.3.4-8", "4.9.0-1")
 def test_a_client_above_our_receive_maximum_is_told() -> None:
     world = World(receive_maximum=3)

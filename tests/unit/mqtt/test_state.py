@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
+import time
 
 import msgspec
 import pytest
 from mqtt_state_use import Kept
+from mqtt_use import Device
 
 from penstock.errors import NotFoundError
 from penstock.mqtt import packets as p
 from penstock.mqtt.packets import Kind
+from penstock.mqtt.reasons import Reason
 from penstock.mqtt.retained_data import decode_retained
+from penstock.mqtt.state_backup import back_up, verify
 from penstock.mqtt.state_dump import dump
 from penstock.store import AppendLogStore
 
@@ -140,6 +145,37 @@ def test_a_checkpoint_that_could_not_begin_takes_nothing_for_written(monkeypatch
     kept.kept.close()
 
 
+@pytest.mark.parametrize("where", ["apply", "encode"])
+def test_a_checkpoint_that_meets_what_nobody_expected_takes_nothing_for_written(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = Kept()
+    kept.device("pub").publish("a/b", b"on", 1, 1, retain=True)
+    kept.settle()
+    checkpoints = kept.kept.checkpoints
+    with monkeypatch.context() as short:
+        owner, name = (checkpoints.store, "apply") if where == "apply" else (checkpoints, "_updates")
+        short.setattr(owner, name, _no_memory)
+        checkpoints.begin()
+        checkpoints.go_on()
+        kept.settle()
+    assert (checkpoints.count, checkpoints.running) == (0, False)
+    kept.clock.pass_(10)
+    checkpoints.go_on()
+    kept.settle()
+    assert checkpoints.count == 1
+    checkpoints.sweep()
+    checkpoints.sweep()
+    kept.kill()
+    assert list(kept.broker.retained.topics()) == [b"a/b"]
+    assert "pub" in kept.broker.sessions
+    kept.kept.close()
+
+
+def _no_memory(*_: object) -> None:
+    raise MemoryError
+
+
 def _no_room() -> None:
     raise OSError(28, "No space left on device")
 
@@ -253,6 +289,24 @@ def test_a_will_is_published_after_what_is_left_of_its_delay() -> None:
     kept.kept.close()
 
 
+def test_a_will_with_a_delay_is_not_published_because_the_broker_is_started_anew() -> None:
+    kept = Kept()
+    kept.subscriber("watch").drop()
+    for name in ("back", "away"):
+        kept.device(name, will=p.Will("a/will", name.encode(), 1, properties=p.Properties(will_delay=60)))
+    kept.broker.shut_down()
+    kept.settle()
+    kept.restart()
+    kept.device("back")
+    kept.tick(61)
+    kept.settle()
+    watch = kept.device("watch")
+    kept.settle()
+    found = [packet.payload for packet in [*watch.rest, *watch.read()] if isinstance(packet, p.Publish)]
+    assert found == [b"away"]
+    kept.kept.close()
+
+
 def test_a_will_of_a_client_without_a_session_is_published_after_a_kill() -> None:
     kept = Kept()
     kept.subscriber("sub").drop()
@@ -260,6 +314,26 @@ def test_a_will_of_a_client_without_a_session_is_published_after_a_kill() -> Non
     kept.kill()
     assert kept.broker.sessions["sub"].queued_messages == 1
     assert "brief" not in kept.broker.sessions
+    kept.kept.close()
+
+
+def test_what_is_under_way_to_a_client_without_a_session_is_no_damage_when_it_is_gone() -> None:
+    """A checkpoint knows of such a client for its will only."""
+    kept = Kept()
+    brief = kept.device("brief", expiry=0, will=p.Will("a/will", b"gone", 1))
+    brief.subscribe("a/#", qos=1)
+    pub = kept.device("pub")
+    pub.publish("a/b", b"1", 1, 1)
+    kept.settle()
+    assert [packet.payload for packet in brief.messages()] == [b"1"]
+    kept.kept.checkpoints.begin()
+    kept.kept.checkpoints._some(100)
+    kept.settle()
+    assert kept.kept.checkpoints.count == 1
+    asyncio.run(back_up(kept.kept, "backup", kept.disk))
+    assert verify("backup", kept.disk).queued == 0
+    kept.kill()
+    assert kept.kept.problems == []
     kept.kept.close()
 
 
@@ -296,6 +370,40 @@ def test_the_bound_of_all_messages_together_holds() -> None:
     kept.kept.close()
 
 
+def test_a_broker_that_is_ended_asks_the_device_however_long_its_interval_is() -> None:
+    kept = Kept(sync="interval")
+    kept.subscriber("sub").drop()
+    pub = kept.device("pub")
+    pub.publish("a/b", b"kept", 1, 1, retain=True)
+    kept.settle()
+    kept.kept.close()
+    kept.disk.cut_power(keep=0.0)
+    kept.open()
+    assert list(kept.broker.retained.topics()) == [b"a/b"]
+    assert kept.broker.sessions["sub"].queued_messages == 1
+    assert kept.kept.problems == []
+    kept.kept.close()
+
+
+def test_what_is_older_than_the_interval_survives_a_power_cut() -> None:
+    kept = Kept(sync="interval", interval=0.01)
+    kept.subscriber("sub").drop()
+    pub = kept.device("pub")
+    pub.publish("a/b", b"kept", 1, 1, retain=True)
+    kept.settle()
+    log = kept.kept.journal.log
+    until = time.monotonic() + 20
+    while log.synced < log.end:
+        assert time.monotonic() < until
+        time.sleep(0.001)
+    kept.disk.cut_power(keep=0.0)
+    kept.leave()
+    kept.open()
+    assert list(kept.broker.retained.topics()) == [b"a/b"]
+    assert kept.broker.sessions["sub"].queued_messages == 1
+    kept.kept.close()
+
+
 def test_sync_none_never_asks_the_device_for_a_turn() -> None:
     kept = Kept()
     pub = kept.subscriber("pub")
@@ -304,4 +412,56 @@ def test_sync_none_never_asks_the_device_for_a_turn() -> None:
         pub.publish("a/b", b"x", 1, number)
         kept.settle()
     assert {call for call, _ in kept.disk.calls} <= {"write_many_at", "read_at"}
+    kept.kept.close()
+
+
+def test_what_the_store_cannot_hold_is_not_retained_whoever_says_it() -> None:
+    """It would be in the way of every checkpoint from then on, or come back under another topic."""
+    kept = Kept()
+    kept.broker.publish_message("large", bytes(17 << 20), retain=True)
+    will = p.Will("t" * 60_500, b"gone", 1, True)
+    device = Device(kept.broker)
+    answers = device.send(p.Connect("brief", 5, will=will))
+    kept.settle()
+    assert [each.reason for each in answers] == [Reason.TOPIC_NAME_INVALID]  # type: ignore[union-attr]
+    pub = kept.device("pub")
+    user = tuple((str(number), "v" * 60_000) for number in range(280))
+    pub.publish("properties", b"x", retain=True, properties={"user": user})
+    kept.settle()
+    assert [each.reason for each in pub.read()] == [Reason.PACKET_TOO_LARGE]  # type: ignore[union-attr]
+    kept.broker.publish_message("small", b"on", retain=True)
+    kept.settle()
+    assert kept.broker.counts.dropped == {"too large to be retained": 1}
+    kept.restart()
+    assert kept.broker.retained.topics() == [b"small"]
+    assert kept.kept.problems == []
+    kept.kept.close()
+
+
+def test_a_client_with_endless_overlapping_subscriptions_is_in_nobodys_way() -> None:
+    """Each message carries the identifiers of all of them, in the journal and in the store as well."""
+    kept = Kept(segment_bytes=64 << 20)
+    sub = kept.device("sub")
+    filters = ["/".join("a+"[number >> bit & 1] for bit in range(14)) for number in range(1 << 14)]
+    for at in range(0, len(filters), 2048):
+        wanted = tuple(p.Filter(each, 1) for each in filters[at : at + 2048])
+        sub.send(p.Subscribe(1, wanted, p.Properties(subscription_ids=(200_000_000,))))
+    kept.settle()
+    sub.read()
+    pub = kept.device("pub")
+    for number in range(1, 301):
+        pub.publish("/".join("a" * 14), b"%d" % number, 1, number)
+        kept.settle()
+        assert pub.read() == [p.Ack(Kind.PUBACK, number)]
+    assert len(sub.wire.out) > 300 * 65_000
+    kept.kept.checkpoints.begin()
+    while kept.kept.checkpoints.running:
+        kept.kept.checkpoints._some(10_000)
+        kept.settle()
+    assert kept.kept.checkpoints.count == 1
+    kept.kill()
+    assert kept.kept.problems == []
+    flights = kept.broker.sessions["sub"].exchange.flights
+    assert [flight.number for flight in flights] == list(range(300))
+    assert {len(flight.identifiers) for flight in flights} == {65_535}
     kept.kept.close()

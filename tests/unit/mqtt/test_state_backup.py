@@ -6,9 +6,11 @@ import asyncio
 
 import pytest
 from mqtt_kept import Fleet, KeptWorld
+from mqtt_use import ManualLoop
 
 from penstock.errors import CorruptionError, NotFoundError, OptionsError
 from penstock.mqtt.state_backup import Backup, back_up, put_back, verify
+from penstock.mqtt.state_open import KeptBroker
 
 
 def make(world: KeptWorld, folder: str) -> Backup:
@@ -58,4 +60,27 @@ def test_what_is_no_backup_or_damaged_or_in_the_way_is_refused() -> None:
         file.write_at(at, b"kept/r6")
     with pytest.raises(CorruptionError):
         put_back("backup", "other", world.disk)
+    world.kept.close()
+
+
+def test_what_was_put_back_in_part_is_not_opened_and_can_be_put_back_again() -> None:
+    world = KeptWorld(Fleet(0))
+    world.everyone()
+    world.some_load()
+    make(world, "backup")
+    for after in range(1, 100):  # the first file is the mark
+        copy = f"copy-{after}"
+        world.disk.fail("create", KeyboardInterrupt(), path=copy + "/", after=after)
+        try:
+            put_back("backup", copy, world.disk)
+        except KeyboardInterrupt:
+            with pytest.raises(OptionsError, match="put it back again"):
+                KeptBroker(copy, loop=ManualLoop(), disk=world.disk)
+            put_back("backup", copy, world.disk)
+        else:
+            break
+        kept = KeptBroker(copy, loop=ManualLoop(), disk=world.disk)
+        assert kept.problems == []
+        kept.close()
+    assert after > 2
     world.kept.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from mqtt_state_use import Kept
 from mqtt_statements import statement
 from mqtt_use import World
 
@@ -286,6 +287,76 @@ def test_absent_members_are_passed_over_and_what_one_has_begun_stays_with_it() -
     one = world.device("one", clean=False, **keep)
     two = world.device("two", clean=False, **keep)
     assert sorted(m.payload for m in published(one.rest + two.rest) if not m.dup) == [b"4"]
+
+
+@statement("4.8.2-5")
+def test_what_a_member_has_not_finished_when_its_session_ends_goes_to_another_one() -> None:
+    world = World()
+    brief = world.device("brief", properties={"receive_maximum": 2})
+    other, pub = world.device("other"), world.device("pub")
+    brief.subscribe("$share/g/t/#", qos=2)
+    other.subscribe("$share/h/t/#", "$share/g/t/never", qos=2)
+    for number, qos in enumerate((1, 2, 1, 2), 1):  # two are under way, two wait for room
+        pub.publish("t/x", b"%d" % number, qos, number)
+    assert brief.payloads() == [b"1", b"2"]
+    other.read()
+    other.subscribe("$share/g/t/#", qos=2)
+    brief.drop()
+    assert [(m.payload, m.qos, m.dup) for m in other.messages()] == [
+        (b"1", 1, False),
+        (b"3", 1, False),
+        (b"4", 2, False),
+    ]
+    other.drop()  # nobody is left: then it is over
+    assert world.broker.sessions.keys() == {"pub"}
+    assert (world.broker.budget.queued_messages, world.broker.budget.queued_bytes) == (0, 0)
+
+
+def test_what_may_have_come_by_another_subscription_or_has_expired_is_not_handed_on() -> None:
+    world = World()
+    one, other, pub = world.device("one"), world.device("other"), world.device("pub")
+    one.subscribe("$share/g/t/#", "t/plain", qos=1)
+    other.subscribe("$share/g/t/#", qos=1)
+    other.link.congested()
+    pub.publish("t/plain", b"perhaps the plain one", 1, 1)
+    pub.publish("t/old", b"late", 1, 2, properties={"message_expiry": 5})
+    pub.publish("t/new", b"new", 1, 3, properties={"message_expiry": 50})
+    assert len(one.messages()) == 4
+    world.pass_(10)
+    one.drop()
+    other.link.writable()
+    assert [(m.payload, m.properties.message_expiry) for m in other.messages()] == [(b"new", 40)]
+
+
+def test_the_queue_of_a_member_that_does_not_come_back_goes_to_the_others_and_holds_nobody_up() -> None:
+    kept = Kept()
+    away = kept.device("away", expiry=60)
+    away.subscribe("$share/g/t", qos=1)
+    away.drop()
+    pub = kept.device("pub")
+    for start in range(0, 2500, 250):
+        pub.send(*(p.Publish("t", b"%d" % n, 1, packet_id=n + 1) for n in range(start, start + 250)))
+    kept.settle()
+    kept.kill()
+    others = [kept.subscriber(name, "$share/g/t") for name in ("one", "two")]
+    for device in others:
+        device.read()
+    kept.clock.pass_(61)
+    turns = 0
+    while "away" in kept.broker.sessions:
+        kept.tick(0.01)
+        turns += 1
+        kept.settle()
+    assert turns == 3
+    got = [[int(m.payload) for m in device.messages()] for device in others]
+    assert sorted(got[0] + got[1]) == list(range(2500))
+    assert all(each == sorted(each) and len(each) == 1250 for each in got)
+    totals = kept.kept.journal.deliveries.totals
+    assert (totals.came, totals.went, totals.lost, totals.owed) == (5000, 0, {"handed on": 2500}, 2500)
+    kept.kill()
+    assert kept.kept.problems == []
+    assert kept.kept.journal.deliveries.totals == totals
+    kept.kept.close()
 
 
 def test_members_that_come_and_go_do_not_disturb_the_turn() -> None:

@@ -334,6 +334,18 @@ def test_a_qos_2_message_is_in_the_log_once_when_it_comes_again_after_a_kill(tmp
     again.close()
 
 
+def test_long_headers_are_written_and_not_remembered(tmp_path: Path) -> None:
+    path = f"{tmp_path}/log"
+    world = Tapped(TapSpec(filter="#", path=path))
+    device = world.device()
+    for size in (10, 5000):
+        device.publish("a", b"x", 1, packet_id=1, properties={"user": (("name", "v" * size),)})
+    world.turn()
+    assert [len(record.headers["user.name"]) for record in records(path)] == [10, 5000]
+    assert len(world.taps[0]._headers) == 1
+    world.close()
+
+
 def test_specs_are_checked(tmp_path: Path) -> None:
     for text in ("plant/#", "plant/#=", "a#b=x", "plant/#=data/{nothing}"):
         with pytest.raises(OptionsError):
