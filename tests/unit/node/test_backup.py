@@ -28,7 +28,7 @@ from penstock.node.ingest.memory import Announced, IngestMemory
 from penstock.node.ledger import read_ledger
 from penstock.node.ledger.seams import FoldSeam, IngestSeam, ShipSeam, write_seams
 from penstock.node.version import FILE, check_version
-from penstock.ship import Shipper, open_shipped
+from penstock.ship import Shipper, ShipOptions, open_shipped
 from penstock.store import AppendLogStore
 from penstock.testing.log_conformance import contents
 from penstock.types import KvUpdate, WatchCursor
@@ -229,6 +229,24 @@ def test_whoever_resumes_by_position_goes_on_after_the_last_record_it_saw_was_er
     if sealed:
         with open_shipped(str(tmp_path / "shelf/readings")) as shipped:
             assert (shipped.next_position, len(contents(shipped))) == (31, 30)
+
+
+def test_segments_from_which_a_record_was_erased_are_deleted_when_they_are_shipped(tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "readings"
+    log.parent.mkdir()
+    with MessageLog.open(log, content=CONTENT) as writer:
+        for _ in range(4):
+            writer.append_many([encode_envelope(Envelope(b"pump-%d" % n, b"x")) for n in range(4)])
+            writer.roll()
+    shelf = object_store_for(str(tmp_path / "shelf"))
+    with Shipper(str(log), shelf) as shipper:
+        while shipper.step():
+            pass
+    erase_key(str(tmp_path), "pump-1", logs=True)
+    with Shipper(str(log), shelf, options=ShipOptions(delete_local=True)) as shipper:
+        shipper.step()
+    with open_log(str(log)) as reader:
+        assert reader.first_position == 9  # the last two stay
 
 
 def test_a_backup_without_what_was_shipped_is_refused_also_when_a_key_was_erased_from_it(tmp_path: Path) -> None:
