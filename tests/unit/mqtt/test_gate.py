@@ -22,7 +22,7 @@ class Disk:
 
     def __init__(self) -> None:
         self.turns = 0
-        self.error: OSError | None = None
+        self.error: Exception | None = None
         self.futures: list[Future[int]] | None = None
 
     def end_turn(self) -> Future[int] | None:
@@ -127,13 +127,18 @@ def test_nothing_overtakes_connack() -> None:
 
 
 @pytest.mark.parametrize("version", [4, 5])
-def test_a_publish_that_cannot_be_written_is_not_acknowledged_and_others_go_on_when_the_disk_does(version: int) -> None:
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), MemoryError("No space"), ValueError("No space, nobody expected")]
+)
+def test_a_publish_that_cannot_be_written_is_not_acknowledged_and_others_go_on_when_the_disk_does(
+    version: int, error: Exception
+) -> None:
     world = Gated()
     pub, sub = world.device("pub", version), world.device("sub", version)
     sub.subscribe("a", qos=1)
     world.loop.run()
     sub.read()
-    world.disk.error = OSError(28, "No space left on device")
+    world.disk.error = error
     pub.publish("a", b"x", 1, 1)
     world.loop.run()
     assert pub.closed
