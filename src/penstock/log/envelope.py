@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CONTENT",
+    "ERASED",
     "Envelope",
     "HeaderColumns",
     "decode_envelope",
@@ -95,6 +96,10 @@ def encode_headers(headers: Mapping[str, bytes]) -> bytes:
         )
     except (struct.error, UnicodeEncodeError) as exc:
         raise OptionsError(f"a header of the envelope is out of range: {exc}") from None
+
+
+ERASED: Final = encode_envelope(Envelope(b"", b"", Op.PURGE))
+"""What stands in the place of a record whose content was erased."""
 
 
 def decode_envelope(record: bytes | memoryview) -> Envelope:

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from penstock.clock import Clock
+from penstock.clock import Clock, shown_ns
 from penstock.kernel.mqtt import Run, make_run
 from penstock.mqtt.access import Access, Action, Who
 from penstock.mqtt.agenda import Agenda
@@ -395,7 +395,7 @@ class Dispatch(Agenda):
                 self._tell_retained(run.topic)
             return
         run = run.detached()
-        self.retained.put(run, self.clock.now_ns())
+        self.retained.put(run, shown_ns(self.clock))
         if run.expiry >= 0:
             self.at(run.deadline, lambda: self.retained_due(run))
         if self.journal.keeps:

@@ -375,7 +375,7 @@ class TurnGate:
             self._failed(str(exc))
             return
         except Exception as exc:  # noqa: BLE001 - no memory, for one: whatever it is, the turn is not written
-            self._failed(str(exc) or type(exc).__name__, exc)
+            self._failed(f"{type(exc).__name__}: {exc}", exc)
             return
         if self.trouble:
             _log.warning("written again, after: %s", self.trouble)
@@ -409,10 +409,10 @@ class TurnGate:
             for connection in paused:
                 connection.resume_reading()
 
-    def _failed(self, reason: str, unforeseen: Exception | None = None) -> None:
+    def _failed(self, reason: str, fault: Exception | None = None) -> None:
         """Cut off who published what is not kept; everything else waits until it is."""
         if _kind(self.trouble) != _kind(reason):  # a try that fails in another file is no news
-            _log.error("not written, so not acknowledged: %s", reason, exc_info=unforeseen)
+            _log.error("not written, so not acknowledged: %s", reason, exc_info=fault)
             self._note_trouble(reason)
         for turn in self._turns:
             if not turn.written:

@@ -15,6 +15,7 @@ from typing import Any, Final, Self
 
 import msgspec
 
+from penstock.clock import SYSTEM_CLOCK, shown_ns
 from penstock.errors import ClosedError, OptionsError
 from penstock.lifecycle import Health, State
 from penstock.log.detect import open_log
@@ -112,7 +113,7 @@ class Outbox:
         if queue is None:
             raise ClosedError(f"{self.path}: the outbox is not open")
         headers = self._headers_of(qos, retain, properties)
-        now = time.time_ns()
+        now = shown_ns(SYSTEM_CLOCK)
         records = [encode_carried(topic.encode(), bytes(memoryview(each)), headers, now) for each in payloads]
         if not records:
             return -1

@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.clock import Clock
+from penstock.clock import Clock, shown_ns
 from penstock.disk.commit import GROUP, Committer
 from penstock.errors import CorruptionError
 from penstock.kernel.mqtt import Run, cut, make_run
@@ -143,7 +143,7 @@ class StateJournal:
         if topic.startswith(b"$SYS/"):
             return
         self.dirty_retained.add(topic)
-        stored_at = self._clock.now_ns() // 1_000_000_000
+        stored_at = shown_ns(self._clock) // 1_000_000_000
         number = 0 if run is None else self.store(run).id
         self._add(c.RETAINED.pack(c.IS_RETAINED, number, stored_at, len(topic)) + topic)
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock.clock import SYSTEM_CLOCK
+from penstock.clock import SYSTEM_CLOCK, shown_ns
 from penstock.disk import Disk, disk_for, save_atomically
 from penstock.errors import CorruptionError, NotFoundError, OptionsError
 from penstock.mqtt import state_changes as c
@@ -129,7 +129,7 @@ async def back_up(kept: KeptBroker, folder: str, disk: Disk | None = None) -> Ba
             await asyncio.sleep(0.005)
         kept.gate.end_turn()
         log = kept.journal.log
-        backup = facts_of(kept.broker, log.end, kept.broker.clock.now_ns())
+        backup = facts_of(kept.broker, log.end, shown_ns(kept.broker.clock))
         segments = log.alive()
         await asyncio.to_thread(_copy, disk, folder, kept, segments, backup)
     return backup

@@ -243,7 +243,7 @@ class Tap:
         """Take runs that are being published; the acknowledgement, if there is one, waits: it is of one run then."""
         broker, gate = self.broker, self._gate
         ticket = gate.ticket() if acknowledged and self.spec.ack == "tap" else None
-        self._entries.append(_Entry(runs, client, session, ticket, broker.clock.now_ns()))
+        self._entries.append(_Entry(runs, client, session, ticket, max(0, broker.clock.now_ns())))
         if len(self._entries) == 1:
             gate.changed()
 

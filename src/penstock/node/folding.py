@@ -57,8 +57,18 @@ class FoldPart:
         try:
             await self._open()
         except NotFoundError as exc:
+            if not self._options.bootstrap:  # that would replace a damaged store
+                await in_disk_thread(self._check_store)
             self._life.state, self._life.reason = State.DEGRADED, f"it waits for its log: {exc}"
         self._life.work(self._run())
+
+    def _check_store(self) -> None:
+        """Raise what is wrong with the store that is here, if there is one: that does not wait for the log."""
+        with (
+            contextlib.suppress(NotFoundError),
+            STORES[self._options.backend].open(self._options.store, read_only=True),
+        ):
+            pass
 
     async def _open(self) -> None:
         options = self._options

@@ -27,8 +27,10 @@ from penstock.errors import (
     NotFoundError,
     OptionsError,
     PenstockError,
+    ReplacedError,
     UnsupportedError,
 )
+from penstock.log.fingerprint import Fingerprint, check_fingerprint, fingerprint_of
 from penstock.ship.manifest import MANIFEST_BYTES
 from penstock.ship.prune import forget_before
 from penstock.ship.remote import ShippedLog, find_shipped
@@ -37,7 +39,7 @@ __all__ = ["Compacted", "CompactedFile", "CompactedSpan", "compact_fleet", "forg
 
 _log = logging.getLogger("penstock.ship")
 
-BAD_LOG: Final = (CorruptionError, ExpiredError, UnsupportedError, NotFoundError)
+BAD_LOG: Final = (CorruptionError, ExpiredError, ReplacedError, UnsupportedError, NotFoundError)
 """What may be wrong with one log of many."""
 MANIFEST: Final = "compacted.json"
 FILE_BYTES: Final = 128 << 20
@@ -56,6 +58,8 @@ class CompactedSpan(msgspec.Struct, frozen=True):
     channel: str
     first: int
     next: int
+    seen: str = ""
+    """The fingerprint of its last record (log/fingerprint.py): a backup that was shipped in its place has another."""
 
 
 class CompactedFile(msgspec.Struct, frozen=True):
@@ -77,7 +81,7 @@ class CompactedFile(msgspec.Struct, frozen=True):
 class Compacted(msgspec.Struct, frozen=True):
     """The manifest: every file, and how far each log is in them.
 
-    >>> Compacted().reached("edge-1/ticks", "ab") is None
+    >>> Compacted().last("edge-1/ticks", "ab") is None
     True
     """
 
@@ -89,10 +93,11 @@ class Compacted(msgspec.Struct, frozen=True):
         """Return the files with spans of a log; one that had its name before is another log."""
         return [file for file in self.files if any((span.log, span.log_id) == (log, log_id) for span in file.spans)]
 
-    def reached(self, log: str, log_id: str) -> int | None:
-        """Return up to where a log is compacted, None when nothing of it is."""
+    def last(self, log: str, log_id: str) -> CompactedSpan | None:
+        """Return the last span of a log that is compacted, None when nothing of it is."""
         spans = [span for file in self.files_of(log, log_id) for span in file.spans]
-        return max((span.next for span in spans if (span.log, span.log_id) == (log, log_id)), default=None)
+        mine = (span for span in spans if (span.log, span.log_id) == (log, log_id))
+        return max(mine, key=lambda span: span.next, default=None)
 
 
 def read_compacted(store: ObjectStore) -> tuple[Compacted, Tag | None]:
@@ -140,9 +145,16 @@ def compact_fleet(place: str, *, file_bytes: int = FILE_BYTES) -> Compacted:
             problem = _say(exc, problem)
             continue
         with log:
-            start = manifest.reached(name, log.head.log_id)
-            position = log.first_position if start is None else max(start, log.first_position)
-            begin, end = position, log.next_position
+            last = manifest.last(name, log.head.log_id)
+            begin, end = log.first_position, log.next_position
+            if last is not None and last.next == end:
+                continue
+            try:
+                begin = max(begin, _reached(log, last))
+            except BAD_LOG as exc:
+                problem = _say(exc, problem)
+                continue
+            position, seen = begin, ""
             while position < end:
                 try:
                     batch = log.read(position)
@@ -154,8 +166,10 @@ def compact_fleet(place: str, *, file_bytes: int = FILE_BYTES) -> Compacted:
                     if len(batch):
                         batches.append((log.node, log.channel, name, batch))
                         held += int(batch.payloads.lengths.sum())
+                        seen = str(fingerprint_of(batch))
                 if (held >= file_bytes or position >= end) and begin < min(position, end):
-                    spans.append(CompactedSpan(name, log.head.log_id, log.node, log.channel, begin, min(position, end)))
+                    upto = min(position, end)
+                    spans.append(CompactedSpan(name, log.head.log_id, log.node, log.channel, begin, upto, seen))
                     begin = position
                 if held >= file_bytes:
                     files.append(_write(store, batches, spans, manifest.generation + 1))
@@ -166,6 +180,17 @@ def compact_fleet(place: str, *, file_bytes: int = FILE_BYTES) -> Compacted:
     if problem is not None:
         raise problem
     return newer
+
+
+def _reached(log: ShippedLog, last: CompactedSpan | None) -> int:
+    """Return up to where a log is compacted; ReplacedError where its last compacted record is another one there."""
+    if last is None:
+        return log.first_position
+    if last.next > log.next_position:
+        raise ReplacedError(log.path, f"it ends at {log.next_position}, and {last.next} was compacted")
+    if last.seen:
+        check_fingerprint(log, Fingerprint.parse(last.seen))
+    return last.next
 
 
 def _say(exc: PenstockError, first: PenstockError | None) -> PenstockError:
@@ -211,9 +236,10 @@ def _forget(store: ObjectStore, manifest: Compacted, path: str, name: str, clock
     """Let the originals of one log go; return whether it became shorter."""
     with ShippedLog(path) as log:
         log_id, before = log.head.log_id, log.first_position
-    reached = manifest.reached(name, log_id)
-    if reached is None:
-        return False
+        last = manifest.last(name, log_id)
+        if last is None or last.next <= before:
+            return False
+        reached = _reached(log, last)
     for file in manifest.files_of(name, log_id):
         _check_there(store, file)
     above, _, channel = path.rpartition("/")

@@ -19,7 +19,7 @@ from penstock.log.face import LogReader
 from penstock.log.sidecar import Sidecar
 from penstock.metrics import REGISTRY
 from penstock.ship.manifest import MANIFEST_BYTES, Head, decode_page
-from penstock.ship.segments import note_removal, sealed_segments
+from penstock.ship.segments import LocalSegment, holds_erased, note_removal, sealed_segments
 
 __all__ = ["drop_shipped", "ship_cursor"]
 
@@ -46,7 +46,7 @@ def drop_shipped(disk: Disk, log: LogReader, sidecar: Sidecar, head: Head, store
     gone: list[str] = []
     segments = list(sealed_segments(disk, log, 0))
     for segment in segments[:-1]:  # a writer that finds only an empty segment goes on in the one before
-        if segment.next > floor or not _is_up(segment.path, segment.first, segment.next, disk, head, store):
+        if segment.next > floor or not _is_up(segment, disk, log, head, store):
             break
         note_removal(disk, log, segment, sidecar)
         for path in reversed(segment.paths()):
@@ -58,8 +58,9 @@ def drop_shipped(disk: Disk, log: LogReader, sidecar: Sidecar, head: Head, store
     return gone
 
 
-def _is_up(path: str, first: int, following: int, disk: Disk, head: Head, store: ObjectStore) -> bool:
+def _is_up(segment: LocalSegment, disk: Disk, log: LogReader, head: Head, store: ObjectStore) -> bool:
     """Whether a segment is verifiably there: named with its span, and its object has the size that was named."""
+    path, first, following = segment.path, segment.first, segment.next
     entry = next((e for e in head.segments if e.first == first), None)
     if entry is None:
         page = next((p for p in head.pages if p.first <= first < p.next), None)
@@ -72,5 +73,6 @@ def _is_up(path: str, first: int, following: int, disk: Disk, head: Head, store:
     found, there = disk.stat(path), store.head(entry.key)
     if found is None or there is None or there.size != entry.bytes:
         return False
-    # A compressed file is another one than what was shipped plain; positions are the same.
-    return os.path.basename(path) != os.path.basename(entry.name) or found.size == entry.bytes
+    # One that was compressed, or from which records were erased, is another file; positions are the same.
+    same = os.path.basename(path) == os.path.basename(entry.name)
+    return not same or found.size == entry.bytes or holds_erased(log, first, following)

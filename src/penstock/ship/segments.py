@@ -12,10 +12,12 @@ from itertools import pairwise
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 
 from penstock.disk import Disk
 from penstock.disk.posix import folder_of
 from penstock.errors import CorruptionError, PenstockError, UnsupportedError
+from penstock.log.envelope import CONTENT, ERASED
 from penstock.log.face import Cuttable, LogReader
 from penstock.log.filechannel.format import segment_path
 from penstock.log.filechannel.segments import Folder as ChannelFolder
@@ -25,7 +27,15 @@ from penstock.log.xchannel.files import ChannelFile, discover
 from penstock.log.xchannel.format import FIRST_SLOT, file_path, position_of, split_position
 from penstock.log.xchannel.remove import note_end
 
-__all__ = ["LocalSegment", "sealed_segments", "oldest_time_ns", "note_removal", "survey", "log_files"]
+__all__ = [
+    "LocalSegment",
+    "holds_erased",
+    "log_files",
+    "note_removal",
+    "oldest_time_ns",
+    "sealed_segments",
+    "survey",
+]
 
 CUT_BYTES: Final = 8 << 20
 READ_RECORDS: Final = 65_536
@@ -185,3 +195,17 @@ def survey(log: LogReader, segment: LocalSegment) -> dict[str, Any]:
         "max_time_ns": max(times, default=None),
         "cuts": tuple(cuts),
     }
+
+
+def holds_erased(log: LogReader, first: int, following: int) -> bool:
+    """Whether records were erased from this span: its file is another one since, with the same positions."""
+    at = first
+    while log.content == CONTENT and at < following:
+        batch = log.read(at)
+        for index in np.flatnonzero(batch.payloads.lengths == len(ERASED)).tolist():
+            if int(batch.positions[index]) < following and bytes(batch[index].payload) == ERASED:
+                return True
+        if not len(batch):
+            break
+        at = batch.next_position
+    return False

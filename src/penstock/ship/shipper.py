@@ -48,6 +48,7 @@ from penstock.ship.manifest import (
 from penstock.ship.segments import (
     LocalSegment,
     check_format,
+    holds_erased,
     log_files,
     oldest_time_ns,
     sealed_segments,
@@ -260,9 +261,16 @@ class Shipper(ClosingHandle):
         last = head.segments[-1]
         for segment in sealed_segments(self._disk, self._log, last.first):
             same = segment.first == last.first and self._remote_name(segment) == last.name
-            if same and self._hash(segment.path, last.bytes) != last.blake3:
+            if same and self._hash(segment.path, last.bytes) != last.blake3 and not self._was_erased(head):
                 raise ReplacedError(self.path, f"{segment.path} is not what was shipped under its positions")
             return
+
+    def _was_erased(self, head: Head) -> bool:
+        """Whether the last shipped segment is another file by now because records were erased from it."""
+        if not head.seen or not holds_erased(self._log, head.segments[-1].first, head.segments[-1].next):
+            return False
+        check_fingerprint(self._log, Fingerprint.parse(head.seen))
+        return True
 
     # --- Working
 
@@ -291,7 +299,7 @@ class Shipper(ClosingHandle):
             if segment.first < at:  # its log went on in a segment that was shipped
                 if chosen or last is None or segment.first != last.first:
                     raise ReplacedError(self.path, f"{segment.path} begins at {segment.first}, and {at} was shipped")
-                if self._hash(segment.path, last.bytes) != last.blake3:
+                if self._hash(segment.path, last.bytes) != last.blake3 and not self._was_erased(self.head):
                     raise ReplacedError(self.path, f"{segment.path} is not what was shipped under its positions")
                 grown = last
             elif segment.first > at:

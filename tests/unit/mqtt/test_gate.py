@@ -127,7 +127,9 @@ def test_nothing_overtakes_connack() -> None:
 
 
 @pytest.mark.parametrize("version", [4, 5])
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), MemoryError()])
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), MemoryError("No space"), ValueError("No space, nobody expected")]
+)
 def test_a_publish_that_cannot_be_written_is_not_acknowledged_and_others_go_on_when_the_disk_does(
     version: int, error: Exception
 ) -> None:

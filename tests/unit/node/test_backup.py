@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import threading
 from pathlib import Path
 
 import pytest
 
 from penstock.disk import disk_for, object_store_for
-from penstock.errors import CorruptionError, OptionsError, UnsupportedError
+from penstock.errors import CorruptionError, OptionsError, ReplacedError, UnsupportedError
+from penstock.fold import follow
 from penstock.kv.embedded.bucket import Bucket
 from penstock.kv.embedded.plan import Change
 from penstock.kv.roles import StoreConfig
@@ -22,10 +24,13 @@ from penstock.mqtt.state_open import KeptBroker
 from penstock.node import backup
 from penstock.node.backup import MANIFEST, back_up, restore
 from penstock.node.erase import erase_key, left_behind
+from penstock.node.ingest.memory import Announced, IngestMemory
+from penstock.node.ledger import read_ledger
 from penstock.node.ledger.seams import FoldSeam, IngestSeam, ShipSeam, write_seams
 from penstock.node.version import FILE, check_version
-from penstock.ship import Shipper
+from penstock.ship import Shipper, ShipOptions, open_shipped
 from penstock.store import AppendLogStore
+from penstock.testing.log_conformance import contents
 from penstock.types import KvUpdate, WatchCursor
 
 
@@ -179,6 +184,92 @@ def test_what_belongs_to_a_key_is_erased_from_folds_and_logs(tmp_path: Path, cap
     with AppendLogStore.open(store) as fold:
         assert [entry.key for entry in fold.range()] == ["pump-0", "pump-2"]
         assert fold.cursor().token.as_int() == 301
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_whoever_resumes_by_position_goes_on_after_the_last_record_it_saw_was_erased(
+    tmp_path: Path, sealed: bool
+) -> None:
+    log, store = tmp_path / "logs" / "readings", str(tmp_path / "latest.snap")
+    log.parent.mkdir()
+    shelf, memory = object_store_for(str(tmp_path / "shelf")), str(tmp_path / "memory.snap")
+
+    def append(count: int, key: bytes) -> None:
+        with MessageLog.open(log, content=CONTENT) as writer:
+            known = IngestMemory(memory, str(log))
+            known.announce(writer.next_position, [Announced("ann", known.last("ann") + 1, count)])
+            writer.append_many([encode_envelope(Envelope(key, b"%d" % n)) for n in range(count)])
+            known.settle(writer.next_position)
+            known.close()
+            if sealed:
+                writer.roll()
+
+    def go_on() -> None:
+        with open_log(log) as reader, AppendLogStore.open(store) as target:
+            asyncio.run(follow(reader, target, once=True))
+        with Shipper(str(log), shelf) as shipper:
+            while shipper.step():
+                pass
+        assert {seam.seam: seam.alarm for seam in read_ledger(str(tmp_path)) if seam.alarm} == {}
+
+    write_seams(str(tmp_path), [
+        FoldSeam("latest", str(log), store, "append-log"),
+        IngestSeam("readings", str(log), memory),
+        ShipSeam(str(log), str(tmp_path / "shelf")),
+    ])  # fmt: skip
+    append(10, b"pump-2")
+    append(10, b"pump-1")
+    go_on()
+    erase_key(str(tmp_path), "pump-1", logs=True)
+    go_on()
+    append(10, b"pump-3")
+    go_on()
+    with AppendLogStore.open(store) as fold:
+        assert [entry.key for entry in fold.range()] == ["pump-2", "pump-3"]
+    if sealed:
+        with open_shipped(str(tmp_path / "shelf/readings")) as shipped:
+            assert (shipped.next_position, len(contents(shipped))) == (31, 30)
+
+
+def test_segments_from_which_a_record_was_erased_are_deleted_when_they_are_shipped(tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "readings"
+    log.parent.mkdir()
+    with MessageLog.open(log, content=CONTENT) as writer:
+        for _ in range(4):
+            writer.append_many([encode_envelope(Envelope(b"pump-%d" % n, b"x")) for n in range(4)])
+            writer.roll()
+    shelf = object_store_for(str(tmp_path / "shelf"))
+    with Shipper(str(log), shelf) as shipper:
+        while shipper.step():
+            pass
+    erase_key(str(tmp_path), "pump-1", logs=True)
+    with Shipper(str(log), shelf, options=ShipOptions(delete_local=True)) as shipper:
+        shipper.step()
+    with open_log(str(log)) as reader:
+        assert reader.first_position == 9  # the last two stay
+
+
+def test_a_backup_without_what_was_shipped_is_refused_also_when_a_key_was_erased_from_it(tmp_path: Path) -> None:
+    log, kept = tmp_path / "logs" / "readings", tmp_path / "kept"
+    log.parent.mkdir()
+    shelf = object_store_for(str(tmp_path / "shelf"))
+
+    def append(*keys: bytes) -> None:
+        with MessageLog.open(log, content=CONTENT) as writer:
+            writer.append_many([encode_envelope(Envelope(key, b"x")) for key in keys])
+            writer.roll()
+
+    append(b"pump-1", b"pump-2")
+    shutil.copytree(log, kept)
+    append(b"pump-1", b"pump-2")
+    with Shipper(str(log), shelf) as shipper:
+        assert shipper.step()
+    shutil.rmtree(log)
+    kept.rename(log)
+    append(b"pump-3", b"pump-3")
+    erase_key(str(tmp_path), "pump-1", logs=True)
+    with pytest.raises(ReplacedError):
+        Shipper(str(log), shelf)
 
 
 def test_a_key_is_erased_from_a_bucket_and_its_history_and_who_follows_it_learns_so(tmp_path: Path) -> None:

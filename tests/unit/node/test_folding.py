@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from penstock.artifact import transport_for
 from penstock.artifact.export import export_store
 from penstock.disk import object_store_for
@@ -17,10 +19,12 @@ from penstock.log.messagelog import MessageLog
 from penstock.mqtt import Client
 from penstock.node import IngestWriter
 from penstock.node.config import load_config
+from penstock.node.folding import STORES
 from penstock.node.node import Node
 from penstock.ship import open_shipped
 from penstock.ship.shipper import Shipper
 from penstock.store import AppendLogStore, open_store
+from penstock.types import KvUpdate, WatchCursor
 
 
 @contextlib.asynccontextmanager
@@ -71,6 +75,23 @@ def test_a_fold_waits_for_a_log_that_is_not_there_yet(tmp_path: Path) -> None:
                 await until(lambda: part(served, "fold:latest").get("records") == 30)
             await until(lambda: part(served, "ship:later")["state"] == "ready")
             assert part(served, "fold:latest")["restarts"] == 0
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("backend", ["append-log", "rocksdb", "lmdb"])
+def test_a_damaged_store_is_said_though_its_log_is_not_there_yet(tmp_path: Path, backend: str) -> None:
+    store = tmp_path / "latest"
+    with STORES[backend].open(str(store)) as made:
+        made.apply([KvUpdate.put("a", b"1", 1)], WatchCursor.of(2))
+    damaged = {"append-log": store, "rocksdb": store / "CURRENT", "lmdb": store / "data.mdb"}[backend]
+    damaged.write_bytes(b"\xff" * 8192)
+
+    async def run() -> None:
+        fold = {"name": "latest", "log": str(tmp_path / "later"), "store": str(store), "backend": backend}
+        async with node(tmp_path, fold=[fold]) as served:
+            assert part(served, "fold:latest")["state"] == "failed"
+            assert str(store) in part(served, "fold:latest")["reason"]
 
     asyncio.run(run())
 

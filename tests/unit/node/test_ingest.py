@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import socket
 import threading
@@ -15,8 +16,9 @@ import numpy as np
 import pytest
 
 from penstock.disk.failpoint import arm
-from penstock.errors import LockedError, NotConnected, OptionsError, ProtocolError
+from penstock.errors import LockedError, NotConnected, OptionsError, ProtocolError, ReplacedError
 from penstock.log import open_log
+from penstock.log.detect import open_writer
 from penstock.log.messagelog import MessageLog
 from penstock.node.config import check_config
 from penstock.node.ingest import IngestPart, IngestWriter, memory as memory_module, wire
@@ -354,6 +356,43 @@ def test_a_backup_under_the_log_is_no_power_cut(
         memory = memory_of(log, tmp_path)
         assert (memory.totals.came, sum(memory.totals.lost.values())) == (6, 4)  # what was not written is not kept
         memory.close()
+
+
+@pytest.mark.parametrize("format", ["messagelog", "xchannel"])
+@pytest.mark.parametrize("announced", [False, True])
+@pytest.mark.parametrize("width", [30, 7, 200])
+def test_a_backup_under_the_log_that_others_have_written_to_is_refused(
+    tmp_path: Path, format: str, announced: bool, width: int
+) -> None:
+    here, kept, memory_path = tmp_path / "here", tmp_path / "kept", str(tmp_path / "memory.snap")
+    here.mkdir()
+
+    def append(folder: Path, payloads: list[bytes]) -> int:
+        with contextlib.closing(open_writer(str(folder / "log"), format=format)) as writer:
+            writer.append_many(payloads)
+        with open_log(folder / "log") as log:
+            return log.next_position
+
+    end = append(here, [b"before"])
+    memory = IngestMemory(memory_path, str(here / "log"))
+    memory.announce(end, [Announced("ann", 1, 2)])
+    memory.settle(end := append(here, [b"record %023d" % n for n in (1, 2)]))
+    shutil.copytree(here, kept)
+    memory.announce(end, [Announced("ann", 3, 4)])
+    memory.settle(end := append(here, [b"record %023d" % n for n in (3, 4, 5, 6)]))
+    if announced:  # what never arrived, and its producer will hand over again
+        memory.announce(end, [Announced("ann", 7, 1)])
+    memory.abandon()
+    shutil.rmtree(here)
+    kept.rename(here)
+    append(here, [b"x" * width] * 100)
+    for _ in range(2):
+        with pytest.raises(ReplacedError, match="which of 6 acknowledged records are gone is not known"):
+            IngestMemory(memory_path, str(here / "log"))
+    Path(memory_path).unlink()  # as the error says
+    memory = IngestMemory(memory_path, str(here / "log"))
+    assert (memory.totals.others, memory.last("ann")) == (103, 0)
+    memory.close()
 
 
 def test_a_log_that_was_made_again_is_counted_from_its_beginning(tmp_path: Path) -> None:

@@ -88,6 +88,21 @@ def test_a_damaged_record_is_missed(tmp_path: Path) -> None:
     assert "1 records are accounted for nowhere, between positions 0 and 11" in found.alarm
 
 
+def test_a_backup_that_others_have_written_to_is_an_alarm(tmp_path: Path) -> None:
+    with MessageLog.open(tmp_path / "log") as log:
+        ingested(tmp_path, log, 5)
+        shutil.copytree(tmp_path / "log", tmp_path / "kept")
+        seam = ingested(tmp_path, log, 5, first=6)
+        assert look(tmp_path, seam)[0].ok
+    shutil.rmtree(tmp_path / "log")
+    (tmp_path / "kept").rename(tmp_path / "log")
+    with MessageLog.open(tmp_path / "log") as log:
+        log.append_many([b"of somebody else"] * 20)
+    (found,) = look(tmp_path, seam)
+    assert not found.ok
+    assert "the record at 10 is not the one" in found.alarm
+
+
 @pytest.mark.parametrize("format", ["messagelog", "xchannel"])
 def test_a_fold_waits_and_loses_by_count(tmp_path: Path, format: str) -> None:
     path, store = tmp_path / "log", str(tmp_path / "latest.snap")

@@ -12,7 +12,7 @@ from ship_use import FORMATS, fill, open_writer
 
 from penstock.disk import object_store_for
 from penstock.disk.failpoint import arm
-from penstock.errors import CorruptionError
+from penstock.errors import CorruptionError, ReplacedError
 from penstock.ship import Shipper, open_shipped
 from penstock.ship.compact import compact_fleet, forget_compacted, read_compacted
 
@@ -86,6 +86,28 @@ def test_a_log_made_again_is_compacted_from_its_beginning(tmp_path: Path) -> Non
     compact_fleet(place)
     assert rows(tmp_path) == {"n": [*old, *new]}
     assert forget_compacted(place) == [place + "/n/ticks"]
+
+
+@pytest.mark.parametrize("more", [0, 40])
+def test_a_log_whose_backup_was_shipped_anew_is_refused_and_its_originals_stay(more: int, tmp_path: Path) -> None:
+    place = str(tmp_path / "up")
+    old = ship(tmp_path, "n", "messagelog", 0, 20)
+    shutil.copytree(tmp_path / "n", tmp_path / "kept")
+    old += ship(tmp_path, "n", "messagelog", 20, 20)
+    compact_fleet(place)
+    shutil.rmtree(tmp_path / "n")
+    shutil.rmtree(tmp_path / "up" / "n")
+    (tmp_path / "kept").rename(tmp_path / "n")
+    ship(tmp_path, "n", "messagelog", 900, more)
+    wanted = ship(tmp_path, "m", "messagelog", 0, 20)
+    told = "record at" if more else "ends at"
+    with pytest.raises(ReplacedError, match=told):
+        compact_fleet(place)
+    assert rows(tmp_path) == {"n": old, "m": wanted}  # the other log is compacted all the same
+    with pytest.raises(ReplacedError, match=told):
+        forget_compacted(place)
+    with open_shipped(place + "/n/ticks") as log:
+        assert log.first_position == 1
 
 
 @pytest.mark.parametrize("harm", ["gone", "cut"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +17,7 @@ from pyspark import cloudpickle
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructType
 
 from penstock.disk import PosixDisk
-from penstock.errors import ConflictError, LockedError, OptionsError, UnsupportedError
+from penstock.errors import ConflictError, LockedError, OptionsError, ReplacedError, UnsupportedError
 from penstock.log.detect import FORMATS, open_log, open_writer
 from penstock.log.envelope import CONTENT, decode_envelope, open_envelopes
 from penstock.log.filechannel import FileChannel
@@ -135,6 +136,27 @@ def test_a_batch_that_was_never_finished_is_not_stepped_over(
     with pytest.raises(ConflictError, match="batch 3 of test was never finished"):
         append_staged(options, 4, [stage(options, batches(3, 3))])
     assert read_intent(sidecar_of(PosixDisk(), options.path), "test").done is False  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("last", [0, 3])
+def test_a_log_whose_backup_came_back_and_went_on_is_refused(tmp_path: Path, format: str, last: int) -> None:
+    here, kept = tmp_path / "here", tmp_path / "kept"
+    options = SinkOptions(path=str(here / "out"), app="test", format=format)
+    here.mkdir()
+    rows = [batch.drop_columns(["kind"]) for batch in batches(0, 28)]
+    append_staged(options, 0, [stage(options, iter(rows[:1]))])
+    shutil.copytree(here, kept)
+    append_staged(options, 1, [stage(options, iter(rows[1:4]))])
+    append_staged(options, 2, [stage(options, iter(rows[4 : 4 + last]))])  # a batch may have no record
+    with contextlib.closing(open_writer(str(kept / "out"), format=format)) as other:
+        other.append_many([b"%030d" % n for n in range(100)])
+    for file in kept.rglob("*"):  # only the data comes back: which batches are done is not forgotten
+        if file.is_file() and "spark-test" not in file.name:
+            shutil.copy2(file, here / file.relative_to(kept))
+    with pytest.raises(ReplacedError, match="use another appId"):
+        append_staged(options, 3, [stage(options, iter(rows[:1]))])
+    assert len(payloads(here / "out")) == 104
 
 
 def test_two_applications_write_to_one_log_without_disturbing_each_other(tmp_path: Path) -> None:

@@ -6,12 +6,19 @@
 
 One apply of the store does both, so an append costs one small write more.  A record that the log has is counted for its
 producer, and only such a record, whatever moment the process died at.
+
+Beside that stands the fingerprint of a record below P, noted when all is settled and every second at work: a log that
+has another record there is a backup which others have written to, and which of its records were acknowledged nobody
+can know.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import os
+import struct
 import time
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
@@ -20,17 +27,22 @@ import msgspec
 
 from penstock.disk import disk_for
 from penstock.disk.plain import boot_id_of
-from penstock.errors import CorruptionError, ExpiredError
+from penstock.errors import CorruptionError, ExpiredError, PenstockError, ReplacedError
+from penstock.log.detect import open_log
 from penstock.log.face import LogReader
+from penstock.log.fingerprint import Fingerprint, check_fingerprint, last_fingerprint
 from penstock.log.options import SyncMode
 from penstock.log.sidecar import identity_of
 from penstock.store import AppendLogStore
 from penstock.types import KvUpdate, WatchCursor
 
-__all__ = ["Announced", "IngestMemory", "IngestTotals", "count_from", "read_totals"]
+__all__ = ["Announced", "IngestMemory", "IngestTotals", "count_from", "read_seen", "read_totals"]
 
 ANNOUNCED: Final = "announced"
 TOTALS: Final = "totals"
+SEEN: Final = "seen"
+SEEN_SECONDS: Final = 1.0
+"""How often the fingerprint is noted while there is always something to append."""
 WRITER: Final = "writer/"
 FORGET_SECONDS: Final = 30 * 86_400
 POWER: Final = "power cut"
@@ -97,6 +109,8 @@ class IngestMemory:
             self._log_path, self._boot = log, (boot_id_of(disk_for(log)) or b"").hex()
             self._reason = REPLACED if self._boot and self.totals.boot == self._boot else POWER
             self._announced = self._read_announced()
+            self._seen = self._kept_seen = read_seen(self._store)
+            self._seen_at = -math.inf
             self._touched: set[str] = set()
             self._confirmed: dict[str, int] = {}
             self._recover(log)
@@ -114,6 +128,7 @@ class IngestMemory:
 
     def announce(self, position: int, batches: Sequence[Announced]) -> None:
         """Settle what was announced before as appended, and keep what comes next; ``position`` is the log's end."""
+        self._note_seen(self.totals.position, position, at_once=not batches)
         self._count(position, sum(one.records for one in self._announced))
         self._announced, self._confirmed = list(batches), {}
         self._write()
@@ -146,8 +161,6 @@ class IngestMemory:
 
     def _recover(self, log: str) -> None:
         """Count what the log has at and behind the position up to which everything is settled."""
-        from penstock.log.detect import open_log
-
         with open_log(log) as reader:
             log_id, end = identity_of(disk_for(log), log), reader.next_position
             if self.totals.log_id != log_id:  # new here, or another log under this name: begin with what it has
@@ -155,14 +168,17 @@ class IngestMemory:
                 if reader.format == "messagelog":  # numbers tell how many retention has taken
                     others += reader.first_position - 1
                 self.totals = IngestTotals(log_id=log_id, position=end, others=others)
-                self._announced = []
+                self._announced, self._seen = [], None
                 self._write()
                 return
             settled = self.totals.position
+            if self._seen is not None and self._seen.position < end:
+                self._check_seen(reader)
             if end < settled:  # only a power cut takes records back, or whoever puts a backup in place
                 self._give_back(reader, end)
                 return
             found = count_from(reader, settled, end)
+        self._note_seen(settled, end, at_once=True)
         announced = sum(one.records for one in self._announced)
         self._count(end, min(found, announced), others=max(0, found - announced))
         self._announced = []
@@ -176,7 +192,33 @@ class IngestMemory:
             gone = max(0, counted - count_from(reader, reader.first_position, end))
         self.totals = msgspec.structs.replace(self.totals, position=end, lost=self._lose(gone))
         self._announced = []
+        if self._seen is not None and self._seen.position >= end:
+            self._seen = None
         self._write()
+
+    # --- Whether the log is the one that was appended to
+
+    def _check_seen(self, reader: LogReader) -> None:
+        try:
+            check_fingerprint(reader, self._seen)
+        except ReplacedError as exc:
+            reason = (
+                f"{exc.reason}, and which of {self.totals.came} acknowledged records are gone is not known; "
+                f"to count anew, remove {self._store.path}"
+            )
+            raise ReplacedError(self._log_path, reason) from None
+
+    def _note_seen(self, start: int, end: int, *, at_once: bool) -> None:
+        """Note the last record between two positions, now and then unless ``at_once``; one that cannot be read is not.
+
+        An earlier one does as well: it only finds less.
+        """
+        now = time.monotonic()
+        if start >= end or (not at_once and now - self._seen_at < SEEN_SECONDS):
+            return
+        self._seen_at = now
+        with contextlib.suppress(PenstockError, OSError), open_log(self._log_path) as reader:
+            self._seen = last_fingerprint(reader, max(start, reader.first_position), end) or self._seen
 
     # --- Small things
 
@@ -204,7 +246,10 @@ class IngestMemory:
         self.totals = msgspec.structs.replace(self.totals, boot=self._boot)
         updates.append(KvUpdate.put(TOTALS, msgspec.msgpack.encode(self.totals)))
         updates.append(KvUpdate.put(ANNOUNCED, msgspec.msgpack.encode(self._announced)))
+        if self._seen != self._kept_seen:
+            updates.append(KvUpdate.delete(SEEN) if self._seen is None else KvUpdate.put(SEEN, self._seen.pack()))
         self._store.apply(updates, WatchCursor.of(max(0, self.totals.position)))
+        self._kept_seen = self._seen
         self._touched.clear()
 
     def _forgotten(self) -> list[str]:
@@ -226,6 +271,17 @@ def read_totals(store: AppendLogStore) -> IngestTotals:
     """Return the totals of a channel from its store, also while the node writes it."""
     entry = store.get(TOTALS)
     return IngestTotals() if entry is None else _decode(store.path, entry.value, IngestTotals)
+
+
+def read_seen(store: AppendLogStore) -> Fingerprint | None:
+    """Return the fingerprint of a record that is settled, from the store of a channel; None where none was noted."""
+    entry = store.get(SEEN)
+    if entry is None:
+        return None
+    try:
+        return Fingerprint.unpack(bytes(entry.value))
+    except struct.error as exc:
+        raise CorruptionError(store.path, 0, f"not what ingest remembers: {exc}") from None
 
 
 def count_from(log: LogReader, start: int, end: int) -> int:

@@ -17,10 +17,11 @@ from penstock.disk import disk_for, is_url, object_store_for
 from penstock.disk.plain import read_whole
 from penstock.errors import CorruptionError, ExpiredError, NotFoundError, PenstockError
 from penstock.log.face import LogReader
+from penstock.log.fingerprint import check_fingerprint
 from penstock.log.sidecar import identity_of, sidecar_of
 from penstock.mqtt.deliveries import read_deliveries
 from penstock.node.folding import STORES, open_source
-from penstock.node.ingest.memory import count_from, read_totals
+from penstock.node.ingest.memory import count_from, read_seen, read_totals
 from penstock.node.ledger.book import Book, Figures, Right, Wrong
 from penstock.node.ledger.seams import (
     FOLDER,
@@ -239,11 +240,13 @@ class LedgerReckoner:
     def _ingest(self, seam: IngestSeam) -> _Seen:
         """Compare what producers were counted for with what the log has, at the position that both know."""
         with AppendLogStore.open(seam.memory, read_only=True) as store:
-            totals = read_totals(store)
-        with self._log(seam.log) as (log, total, _):
+            totals, known = read_totals(store), read_seen(store)
+        with self._log(seam.log) as (log, total, end):
             lost = dict(totals.lost)
             if totals.position < 0:
                 return _Seen(Figures())
+            if known is not None and known.position < end and total.log_id == totals.log_id:
+                check_fingerprint(log, known)
             there = total_at(log, total, totals.position).total - totals.others
             return _Seen(Figures(totals.came, there, 0, lost), totals.position)
 

@@ -38,10 +38,18 @@ from pyspark.sql.types import StructType
 from penstock.disk import disk_for, save_atomically
 from penstock.disk.plain import clear_folder, create_private, refuse_link
 from penstock.disk.posix import folder_of
-from penstock.errors import ConflictError, CorruptionError, LockedError, OptionsError, UnsupportedError
+from penstock.errors import (
+    ConflictError,
+    CorruptionError,
+    LockedError,
+    OptionsError,
+    ReplacedError,
+    UnsupportedError,
+)
 from penstock.log.detect import FORMATS, detect, open_log, open_writer
 from penstock.log.envelope import CONTENT
 from penstock.log.face import LogWriter
+from penstock.log.fingerprint import Fingerprint, check_fingerprint, last_fingerprint
 from penstock.log.sidecar import CURSOR_NAME, Sidecar, identity_of, sidecar_of
 from penstock.spark.lake.checkpoint import digest_of_place, query_of
 from penstock.spark.sink.records import RAW, STAGED, check_schema, records_of
@@ -150,6 +158,8 @@ class Intent(msgspec.Struct, frozen=True):
     """The identity of the log: of one that was made again nothing is known."""
     query: str = ""
     """The id of the query, where it is known: batches of two queries have the same numbers."""
+    seen: str = ""
+    """The fingerprint of the last record of a batch that was done: a backup that comes back has another."""
 
 
 class LogBatchWriter(DataSourceArrowWriter):
@@ -260,6 +270,7 @@ def append_staged(options: SinkOptions, batch: int, staged: Sequence[Staged], *,
         before = read_intent(sidecar, options.app)
         if before is not None and (before.log != identity or before.start > _end_of(options.path)):
             before = None  # it was noted for a log that had this name earlier; a foreign one has no identity
+        _check_seen(options, before)
         _check_turn(options, before, batch, query)
         if before is not None and (before.batch > batch or (before.batch == batch and before.done)):
             clear_staged(options)
@@ -268,14 +279,16 @@ def append_staged(options: SinkOptions, batch: int, staged: Sequence[Staged], *,
             intent = msgspec.structs.replace(before, skip=count_present(options, before))
         else:
             files = [message.file for message in staged if message.records]
-            intent = Intent(batch, files, 0, log=identity, query=query or "")
+            seen = "" if before is None else before.seen
+            intent = Intent(batch, files, 0, log=identity, query=query or "", seen=seen)
             _check_staged(options, staged, writer.largest_message)
         writer.sync()  # where the log ends must be where it still ends after a power cut
         intent = msgspec.structs.replace(intent, start=_end_of(options.path))
         write_intent(sidecar, options.app, intent)
         appended = _append(options, writer, intent)
         writer.sync()
-        write_intent(sidecar, options.app, msgspec.structs.replace(intent, done=True))
+        seen = _last_seen(options.path, intent.start) or intent.seen
+        write_intent(sidecar, options.app, msgspec.structs.replace(intent, done=True, seen=seen))
         clear_staged(options)
         if options.app.startswith(ONCE):
             remove_abandoned(options, sidecar)
@@ -299,6 +312,25 @@ def _check_turn(options: SinkOptions, before: Intent | None, batch: int, query: 
             f"{options.path}: batch {batch} of {options.app} is here, but not batch {last + 1}: the log was made "
             "again, or the query had another appId; start it with a new checkpoint"
         )
+
+
+def _check_seen(options: SinkOptions, before: Intent | None) -> None:
+    """Refuse a log that lost batches: its backup was put back, and others have written to it since."""
+    if before is None or not before.seen:
+        return
+    with open_log(options.path) as log:
+        try:
+            check_fingerprint(log, Fingerprint.parse(before.seen))
+        except ReplacedError as exc:
+            reason = f"{exc.reason} when batch {before.batch} of {options.app} was done; to go on, use another appId"
+            raise ReplacedError(options.path, reason) from None
+
+
+def _last_seen(path: str, start: int) -> str:
+    """Return the fingerprint of the last record from ``start`` on, empty when there is none."""
+    with open_log(path) as log:
+        seen = last_fingerprint(log, max(start, log.first_position), log.next_position)
+    return "" if seen is None else str(seen)
 
 
 def read_intent(sidecar: Sidecar, app: str) -> Intent | None:
