@@ -246,6 +246,6 @@ async def test_a_resume_that_is_refused_leaves_nothing_behind(tmp_path: Path) ->
             ]
             for number, name in enumerate(names, 1):
                 assert f"ERROR id={number} " in await raw.ask(f"RESUME id={number} channel={name} from_seq=1")
-            assert not shell._replays
+            assert not shell.hearing._replays
     finally:
         await server.stop()

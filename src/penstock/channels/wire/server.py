@@ -267,7 +267,7 @@ class ChannelServer:
         wanted = {Nid(name, self.options.domain) for name in usernames}
         taking = [client for client in self.clients if client.link.nid in wanted]
         for client in taking:
-            client.send_direct(payload)
+            client.hearing.direct(payload)
         return len(taking)
 
     def set_modulator(self, modulator: object) -> None:
