@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -75,3 +76,42 @@ async def pretending(*answers: bytes) -> AsyncIterator[tuple[str, list[int]]]:
         yield f"plain://{host}:{port}", calls
         for _ in calls:
             await done.get()
+
+
+LIMITS = b"heartbeat_interval=60000 max_inflight_requests=5 max_message_size=4096 max_payload_size=4096"
+GREETING = b"CONNECT_ACK auth_required=false " + LIMITS + b" max_subscriptions=5 resume=true\n"
+WELCOME = b"IDENTIFY_ACK nid=ann@localhost\n"
+
+
+@asynccontextmanager
+async def answering(*scripts: tuple[bytes, ...]) -> AsyncIterator[tuple[str, list[asyncio.StreamWriter]]]:
+    """Stand in for a server that answers the lines of its first connection so, then those of the next, then closes.
+
+    The last connection stays open; tell which ones there were.
+    """
+    writers: list[asyncio.StreamWriter] = []
+    ended: list[asyncio.Task[Any] | None] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        ended.append(asyncio.current_task())
+        script = scripts[min(len(writers), len(scripts) - 1)]
+        is_last = len(writers) >= len(scripts) - 1
+        writers.append(writer)
+        for answer in script:
+            await reader.readline()
+            writer.write(answer)
+        if is_last:
+            await reader.read()
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        yield f"plain://{host}:{port}", writers
+        await asyncio.wait([task for task in ended if task is not None])
+
+
+def coming_back() -> int:
+    """Return how many times over clients of this loop are connecting again."""
+    return sum("_come_back" in repr(task.get_coro()) for task in asyncio.all_tasks() if not task.done())

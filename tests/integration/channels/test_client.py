@@ -7,13 +7,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from client_use import back, cut, enter, heard, pretending, serving
+from client_use import (
+    GREETING,
+    WELCOME,
+    answering,
+    back,
+    coming_back,
+    cut,
+    enter,
+    heard,
+    pretending,
+    serving,
+)
 from wire_use import SECONDS, PlainAuthenticator, Raw, options, plain_token
 
 from penstock.channels.wire import BlockingClient, ChannelServer, Client, HeardEvent
 from penstock.channels.wire.dialogue import Dialogue
 from penstock.channels.wire.frames import Frame
-from penstock.errors import Timeout
+from penstock.errors import NotConnected, Timeout
 
 C = "channel=!c@localhost"
 
@@ -219,6 +230,34 @@ async def test_a_server_that_went_without_a_word_is_noticed() -> None:
     ):
         while len(calls) < 2:
             await asyncio.sleep(0.01)
+
+
+FULL = GREETING, WELCOME, b"CHANNELS_ACK id=1\n"
+
+
+async def test_a_client_that_could_not_be_opened_does_not_go_on_connecting() -> None:
+    """Its caller was told so, and knows of no client that could be closed."""
+    async with answering((GREETING, WELCOME), FULL) as (place, connections), asyncio.timeout(SECONDS):
+        client = Client(place, username="ann")
+        with pytest.raises(NotConnected):
+            await client.open()
+        assert coming_back() == 0
+        await client.open()  # it can be tried again
+        assert len(connections) == 2
+        await client.close()
+
+
+async def test_a_connection_that_is_lost_while_it_is_made_is_made_again_once() -> None:
+    """Two that connect side by side are two connections, and where names are exclusive one is refused for ever."""
+    async with answering(FULL, (GREETING, WELCOME), (GREETING,), FULL) as (place, connections):
+        async with asyncio.timeout(SECONDS), await Client.connect(place, username="ann") as ann:
+            while len(connections) < 4 or ann._dialogue is None:
+                assert coming_back() <= 1
+                await asyncio.sleep(0.001)
+            await back(ann)
+            await asyncio.sleep(0)  # who has connected ends
+            assert coming_back() == 0
+        assert len(connections) == 4
 
 
 async def test_a_client_comes_back_when_logins_fail_for_a_while(tmp_path: Path) -> None:

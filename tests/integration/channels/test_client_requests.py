@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from client_use import enter, heard, pretending, serving
+from client_use import GREETING, LIMITS, WELCOME, answering, enter, heard, pretending, serving
 from wire_use import SECONDS, options
 
 from penstock.channels.wire import BlockingClient, ChannelServer, Client
@@ -18,6 +18,23 @@ async def test_a_server_that_does_not_answer_is_no_connection() -> None:
     async with pretending() as (place, _):
         with pytest.raises(NotConnected, match="no answer"):
             await Client.connect(place, username="ann", timeout=0.05)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        (b"AUTH_ACK succeeded=true nid=ann@localhost\n",),
+        (GREETING, b"CONNECT_ACK auth_required=false " + LIMITS + b"\n"),
+        (GREETING, WELCOME, b"JOIN_ACK id=1 channel=!a@localhost\n"),
+        (GREETING, WELCOME, b"BROADCAST_ACK id=1 seq=5\n"),
+    ],
+    ids=["connect", "login", "request", "number"],
+)
+async def test_an_answer_to_something_else_is_no_answer(script: tuple[bytes, ...]) -> None:
+    """It ended in a KeyError, and a client that was coming back so never did."""
+    async with answering(script) as (place, _), asyncio.timeout(SECONDS):
+        with pytest.raises(NotConnected, match=r"answered .* with"):
+            await Client.connect(place, username="ann")
 
 
 async def test_no_answer_is_an_error_in_time() -> None:
