@@ -134,12 +134,14 @@ class Replay:
                         self._acknowledge(first, last, recovered=False)
                         begin = first
                         continue
-            except Refused as exc:  # it is no member any more, or the channel was deleted meanwhile
+            except Refused as exc:  # it may not read any more, or nothing is kept any more
                 self.live = True
-                link.refused(exc, None)
+                if not self._is_over():  # who is out, or whose channel was deleted, was told so by an event
+                    link.refused(exc, None)
                 return
             except Exception:  # noqa: BLE001
-                link.fail("INTERNAL_SERVER_ERROR")
+                if not self._is_over():
+                    link.fail("INTERNAL_SERVER_ERROR")
                 return
             if self._is_over():
                 return
