@@ -100,9 +100,12 @@ class ClientShell:
     def received(self, data: bytes) -> None:
         """Take what a client sent."""
         now = self._now()
+        waits = self.link.state is LinkState.LOGGING_IN
         self.link.feed(data, now)
         self.hearing.begin()
         self._pump(now)
+        if waits and self.link.state is LinkState.LOGGING_IN:
+            self._connection.pause_reading()  # nobody knows yet who fills our memory
 
     def congested(self) -> None:
         """Stop reading from a client that does not read."""
@@ -161,6 +164,7 @@ class ClientShell:
     def remoderate(self, moderation: Moderation) -> None:
         """Ask another modulator from now on."""
         self._moderation = moderation
+        self.link.takes_direct = moderation.has("direct")
 
     @property
     def busy(self) -> bool:
@@ -393,6 +397,8 @@ class ClientShell:
             counts.AUTH.add(result="success")
             self._enter(Nid(found, self._server.options.domain))
         self._pump(self._now())
+        if not self._slow and self.link.state is not LinkState.LOGGING_IN:
+            self._connection.resume_reading()
 
     def _enter(self, nid: Nid) -> None:
         self.hearing.wait_a_moment()
@@ -444,6 +450,9 @@ class ClientShell:
     async def _direct(self, frame: Frame) -> None:
         assert self._moderation is not None
         assert self.link.nid is not None
+        if not self._moderation.has("direct"):  # another one since it was asked
+            self.link.fail("UNEXPECTED_MESSAGE")
+            return
         try:
             taken = await self._moderation.direct(self.link.nid, frame.payload or b"")
         except ModulatorFailed as exc:
