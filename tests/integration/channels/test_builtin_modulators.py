@@ -92,6 +92,35 @@ async def test_a_json_web_token_lets_in_its_subject_and_nothing_else_does(tmp_pa
         await server.stop()
 
 
+@pytest.mark.parametrize(
+    ("claim", "seconds", "good"),
+    [
+        ("iat", 20, True), ("nbf", 20, True), ("exp", -20, True),
+        ("iat", 300, False), ("nbf", 300, False), ("exp", -300, False),
+    ],
+)  # fmt: skip
+def test_the_clock_of_whoever_signs_tokens_may_be_a_little_off(
+    claim: str, seconds: int, good: bool, tmp_path: Path
+) -> None:
+    """A token that was made just now is not from the future: a client that is refused does not come back."""
+    secret = b"k" * 32
+    (tmp_path / "key").write_bytes(secret)
+    now = dt.datetime.now(dt.UTC)
+    claims = {"sub": "ann", "exp": now + dt.timedelta(minutes=5), claim: now + dt.timedelta(seconds=seconds)}
+    token = jwt.encode(claims, secret, "HS256")
+    assert JsonWebTokens(str(tmp_path / "key")).authenticate(token) == ("ann" if good else None)
+
+
+@pytest.mark.parametrize(
+    "text", ["-----BEGIN PUBLIC KEY-----\nnonsense\n-----END PUBLIC KEY-----\n", "-----BEGIN nothing"]
+)
+def test_a_key_that_is_none_is_refused_at_once(text: str, tmp_path: Path) -> None:
+    """Every login would find that out anew."""
+    (tmp_path / "key").write_text(text)
+    with pytest.raises(OptionsError, match="key: no public key"):
+        JsonWebTokens(str(tmp_path / "key"))
+
+
 @pytest.mark.parametrize("secret", [b"", b"\n", b"sesame", b"k" * 31])
 def test_a_secret_that_can_be_guessed_is_refused(secret: bytes, tmp_path: Path) -> None:
     (tmp_path / "key").write_bytes(secret)

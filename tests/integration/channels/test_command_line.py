@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import os
+import resource
 import signal
 import ssl
 import subprocess
@@ -24,8 +25,11 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([SUPPORT, os.environ.
 
 
 class Server:
-    def __init__(self, folder: Path, *args: str, environment: dict[str, str] | None = None) -> None:
-        command = [*PENSTOCK, "channels", "serve", "--data", str(folder), "--json", *args]
+    def __init__(
+        self, folder: Path, *args: str, environment: dict[str, str] | None = None, through: tuple[str, ...] = ()
+    ) -> None:
+        """``through``: what starts the command."""
+        command = [*through, *PENSTOCK, "channels", "serve", "--data", str(folder), "--json", *args]
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**ENVIRONMENT, **(environment or {})}
         )
@@ -219,6 +223,17 @@ def test_a_modulator_is_found_in_the_folder_where_the_server_is_started(tmp_path
     assert ready, said
     assert "channels" in json.loads(ready)["listeners"], said
     assert process.returncode == 0
+
+
+def test_a_server_opens_as_many_files_as_it_may(tmp_path: Path) -> None:
+    """The usual 1,024 are a tenth of the clients it lets in: further ones waited for ever, and nobody said why."""
+    few = ("sh", "-c", 'ulimit -Sn 256; exec "$@"', "sh")
+    server = Server(tmp_path / "data", "--port", "-1", "--plain-port", "0", through=few)
+    try:
+        soft, hard = resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
+        assert soft == min(hard, 1 << 20)
+    finally:
+        assert server.stop() == 0
 
 
 def test_the_log_is_json_where_the_configuration_says_so(tmp_path: Path) -> None:
