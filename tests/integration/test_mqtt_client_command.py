@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,6 +70,18 @@ def test_a_session_is_kept_and_stdin_lines_arrive_once_and_in_order(broker: Serv
     half = printed(sub(broker, *keep, "-C", "400"))
     rest = printed(sub(broker, *keep, "-C", "600"))
     assert half + rest == text
+
+
+def test_who_sends_lines_and_is_interrupted_waits_for_no_further_line(broker: Served) -> None:
+    words = [*PENSTOCK, "mqtt", "pub", "-h", "127.0.0.1", "-p", str(broker.port()), "-t", "waits", "-l", "-r"]
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    assert process.stdin is not None
+    process.stdin.write(b"one\n")
+    process.stdin.flush()
+    assert printed(sub(broker, "-t", "waits", "-C", "1")) == "one\n"
+    process.send_signal(signal.SIGINT)  # stdin is open, and nothing comes
+    assert process.wait(timeout=60) == 130
+    process.stdin.close()
 
 
 def test_versions_tls_and_websocket(broker: Served) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import contextlib
 import re
+from pathlib import Path
 from typing import Any, Self
 
 from penstock.channels.model import Limits
@@ -110,3 +111,14 @@ class Raw:
         self.writer.close()
         with contextlib.suppress(ConnectionError):
             await self.writer.wait_closed()
+
+
+async def moderated(tmp_path: Path, modulator: object, **more: Any) -> ChannelServer:
+    given = options(**{"modulator_timeout": 60.0, **more})  # nothing here is about a slow machine
+    server = ChannelServer(tmp_path / "data", given, modulator=modulator)
+    await server.start()
+    return server
+
+
+def address(server: ChannelServer) -> str:
+    return "plain://" + server.addresses["channels-plain"]

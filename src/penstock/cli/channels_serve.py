@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -61,12 +59,9 @@ async def _serve(folder: str, options: ChannelServerOptions, modulator: str | No
     import signal
 
     from penstock.channels.wire import ChannelServer
-    from penstock.channels.wire.modulator import load_modulator
 
     add_working_folder()
-    with _without_bytecode():
-        made = None if modulator is None else load_modulator(modulator)
-    server = ChannelServer(folder, options, modulator=made)
+    server = ChannelServer(folder, options, modulator=modulator)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -75,15 +70,6 @@ async def _serve(folder: str, options: ChannelServerOptions, modulator: str | No
     def reload() -> None:
         for problem in server.reload():
             stderr.print(problem)
-        if modulator is not None:
-            import importlib
-
-            try:
-                with _without_bytecode():
-                    importlib.reload(sys.modules[modulator.partition(":")[0]])
-                server.set_modulator(load_modulator(modulator))
-            except Exception as exc:  # noqa: BLE001 - it is anyone's code, and half written perhaps
-                stderr.print(f"{modulator}: {exc!r}; the one in use stays")
 
     loop.add_signal_handler(signal.SIGHUP, reload)
     await server.start()
@@ -100,16 +86,6 @@ def add_working_folder() -> None:
     """Let modules be found in the folder where a server is started, behind all that is installed."""
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
-
-
-@contextmanager
-def _without_bytecode() -> Iterator[None]:
-    """Import without leaving bytecode: a module that is changed within the second would be taken from there again."""
-    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
-    try:
-        yield
-    finally:
-        sys.dont_write_bytecode = before
 
 
 def _set_logging(config: dict[str, Any]) -> None:

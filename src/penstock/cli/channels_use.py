@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
-import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -80,7 +79,7 @@ def broadcast(
     server: Server = HERE, user: User = None, token: Token = None, ca: Ca = None, insecure: Insecure = False,
     json: JsonOption = False,
 ) -> None:  # fmt: skip
-    """Broadcast a message, or every line of stdin.
+    """Broadcast a message, or every line of stdin as it comes.
 
     The numbers are printed.
     """
@@ -93,8 +92,9 @@ def broadcast(
         except Refused as exc:
             if exc.reason != "USER_IN_CHANNEL":
                 raise
-        for seq in await client.broadcast_many(channel, _payloads(payload)):
-            _say(json, {"seq": seq})
+        async for payloads in _given(payload):
+            for seq in await client.broadcast_many(channel, payloads):
+                _say(json, {"seq": seq})
 
     _with_client(work, server, user, token, ca, insecure=insecure)
 
@@ -163,14 +163,18 @@ def push(
     server: Server = HERE, user: User = None, token: Token = None, ca: Ca = None, insecure: Insecure = False,
     json: JsonOption = False,
 ) -> None:  # fmt: skip
-    """Put elements at the end of a queue."""
+    """Put an element at the end of a queue, or every line of stdin as it comes."""
 
     async def work(client: Client) -> None:
         count = 0
-        for element in _payloads(payload):
-            await client.push(channel, element)
-            count += 1
-        _say(json, {"pushed": count})
+        try:
+            async for elements in _given(payload):
+                for element in elements:
+                    await client.push(channel, element)
+                    count += 1
+        finally:  # who is interrupted is told how far it came
+            if count or payload is None:
+                _say(json, {"pushed": count})
 
     _with_client(work, server, user, token, ca, insecure=insecure)
 
@@ -299,11 +303,16 @@ def _with_client(
     run(main())
 
 
-def _payloads(given: str | None) -> list[bytes]:
-    """Return the message of the command line, or the lines of stdin; empty lines are none."""
-    if given is not None:
-        return [os.fsencode(given)]
-    return [line for line in sys.stdin.buffer.read().split(b"\n") if line]
+async def _given(payload: str | None) -> AsyncIterator[list[bytes]]:
+    """Yield the message of the command line, or the lines of stdin as they come; empty lines are none."""
+    if payload is not None:
+        yield [os.fsencode(payload)]
+        return
+    from penstock.cli.lines import lines_of_stdin
+
+    async for lines in lines_of_stdin():
+        if filled := [line for line in lines if line]:
+            yield filled
 
 
 def _setting(text: str) -> tuple[str, Any]:

@@ -6,12 +6,12 @@ import asyncio
 import base64
 import contextlib
 import ssl
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
+from penstock.cli.lines import lines_of_stdin
 from penstock.cli.mqtt_format import parse_format
 from penstock.cli.output import emit_lines, json_line
 from penstock.errors import OptionsError
@@ -82,22 +82,11 @@ async def publish(where: Where, topic: str, payloads: Sequence[bytes] | None, qo
         if payloads is not None:
             await client.publish_many(topic, payloads, qos=qos, retain=retain)
             return len(payloads)
-        count, loop = 0, asyncio.get_running_loop()
-        while lines := await loop.run_in_executor(None, _some_lines):
-            await client.publish_many(topic, [line.removesuffix(b"\n") for line in lines], qos=qos, retain=retain)
+        count = 0
+        async for lines in lines_of_stdin():
+            await client.publish_many(topic, lines, qos=qos, retain=retain)
             count += len(lines)
         return count
-
-
-def _some_lines() -> list[bytes]:
-    """Return the lines that are there, at least one; none at the end."""
-    stdin: Any = sys.stdin.buffer
-    first = stdin.readline()
-    if not first:
-        return []
-    ready = stdin.peek(1) if not sys.stdin.isatty() else b""
-    whole = ready.rfind(b"\n") + 1
-    return [first, *stdin.read(whole).splitlines(keepends=True)] if whole else [first]
 
 
 class Printer:

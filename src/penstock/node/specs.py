@@ -10,7 +10,6 @@ import msgspec
 
 from penstock.artifact import ExportPart
 from penstock.channels.wire import ChannelServer
-from penstock.channels.wire.modulator import load_modulator
 from penstock.disk import in_disk_thread
 from penstock.fold import Follow
 from penstock.lifecycle import Part
@@ -88,8 +87,8 @@ def _mqtt_server(config: NodeConfig, telemetry: Telemetry | None, ports: dict[st
 
 
 def _channel_server(options: ChannelsOptions, data: str, ports: dict[str, int] | None) -> ChannelServer:
-    modulator = load_modulator(options.modulator) if options.modulator else None
-    return ChannelServer(os.path.join(data, "channels"), options.server(), modulator=modulator, ports=ports)
+    named = options.modulator or None
+    return ChannelServer(os.path.join(data, "channels"), options.server(), modulator=named, ports=ports)
 
 
 def _meeting(spec: MeetingSpec, part: Callable[[str], Part | None]) -> Meeting:

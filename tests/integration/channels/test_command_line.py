@@ -6,10 +6,12 @@ import asyncio
 import io
 import json
 import os
+import resource
 import signal
 import ssl
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,8 +26,11 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([SUPPORT, os.environ.
 
 
 class Server:
-    def __init__(self, folder: Path, *args: str, environment: dict[str, str] | None = None) -> None:
-        command = [*PENSTOCK, "channels", "serve", "--data", str(folder), "--json", *args]
+    def __init__(
+        self, folder: Path, *args: str, environment: dict[str, str] | None = None, through: tuple[str, ...] = ()
+    ) -> None:
+        """``through``: what starts the command."""
+        command = [*through, *PENSTOCK, "channels", "serve", "--data", str(folder), "--json", *args]
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**ENVIRONMENT, **(environment or {})}
         )
@@ -67,6 +72,14 @@ def use(server: Server, *args: str, who: str = "ann:s3cret", given: bytes = b"",
         main()
     assert (ended.value.code or 0) == code, errors.buffer.getvalue().decode()  # type: ignore[attr-defined]
     return [json.loads(line) for line in out.buffer.getvalue().splitlines()]  # type: ignore[attr-defined]
+
+
+def taken(server: Server) -> list[Any]:
+    """Take an element of the queue, if there is one."""
+    try:
+        return use(server, "pop", "ops")
+    except AssertionError:
+        return []
 
 
 def test_a_channel_is_used_from_the_shell_and_survives_a_stop(server: Server, tmp_path: Path) -> None:
@@ -219,6 +232,45 @@ def test_a_modulator_is_found_in_the_folder_where_the_server_is_started(tmp_path
     assert ready, said
     assert "channels" in json.loads(ready)["listeners"], said
     assert process.returncode == 0
+
+
+@pytest.mark.parametrize("what", ["broadcast", "push"])
+def test_lines_are_sent_as_they_come_and_an_interrupt_waits_for_none(server: Server, what: str) -> None:
+    """`tail -f app.log | penstock channels broadcast ops` said nothing before tail ended, which it does not."""
+    kind = "fifo" if what == "push" else "pubsub"
+    use(server, "join", "ops", "--set", "persist=true", "--set", f"type={kind}")
+    address = ["--server", "plain://" + server.listeners["channels-plain"], "--token", "ann:s3cret", "--json"]
+    process = subprocess.Popen(
+        [*PENSTOCK, "channels", what, "ops", *address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=ENVIRONMENT
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    for number in (1, 2):
+        process.stdin.write(f"line {number}\n\n".encode())
+        process.stdin.flush()
+        if what == "broadcast":
+            assert json.loads(process.stdout.readline()) == {"seq": number}
+        else:
+            while not (popped := taken(server)):
+                time.sleep(0.01)
+            assert popped == [{"payload": f"line {number}"}]
+    process.send_signal(signal.SIGINT)  # stdin is open, and nothing comes
+    assert process.wait(timeout=60) == 130
+    rest = process.stdout.read()
+    assert rest == (b'{"pushed":2}\n' if what == "push" else b"")
+    process.stdin.close()
+    process.stdout.close()
+
+
+def test_a_server_opens_as_many_files_as_it_may(tmp_path: Path) -> None:
+    """The usual 1,024 are a tenth of the clients it lets in: further ones waited for ever, and nobody said why."""
+    few = ("sh", "-c", 'ulimit -Sn 256; exec "$@"', "sh")
+    server = Server(tmp_path / "data", "--port", "-1", "--plain-port", "0", through=few)
+    try:
+        soft, hard = resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
+        assert soft == min(hard, 1 << 20)
+    finally:
+        assert server.stop() == 0
 
 
 def test_the_log_is_json_where_the_configuration_says_so(tmp_path: Path) -> None:

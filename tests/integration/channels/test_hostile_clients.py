@@ -182,3 +182,34 @@ async def test_a_login_that_ends_after_the_client_has_gone_connects_nobody(tmp_p
         assert not server.manager.is_connected("ann@localhost")
     finally:
         await server.stop()
+
+
+async def test_what_a_client_sends_while_it_logs_in_is_not_gathered(tmp_path: Path) -> None:
+    """Nobody knows yet who it is, and the modulator takes its time: what is not read yet waits in the system."""
+    go_on = asyncio.Event()
+
+    class Slow:
+        async def authenticate(self, token: str) -> str:
+            await go_on.wait()
+            return token
+
+    server = ChannelServer(tmp_path / "data", options(wire={"rate_limit": 0}, modulator_timeout=60.0), modulator=Slow())
+    await server.start()
+    try:
+        async with await Raw.open(server) as raw:
+            await raw.ask("CONNECT version=1")
+            raw.write("AUTH token=ann\n")
+            asked = "".join(f"CHANNELS id={number} padding={'x' * 1000}\n" for number in range(1, 20_001))
+            raw.write(asked)
+            (client,) = server.clients
+            async with asyncio.timeout(SECONDS):
+                while client._connection._reading:
+                    await asyncio.sleep(0.001)
+                assert raw.writer.transport.get_write_buffer_size() > len(asked) // 4
+                assert len(client.link._items) < 2000
+                go_on.set()
+                assert await raw.frame() == b"AUTH_ACK nid=ann@localhost succeeded=true\n"
+                wanted = b"".join(b"CHANNELS_ACK id=%d\n" % number for number in range(1, 20_001))
+                assert await raw.reader.readexactly(len(wanted)) == wanted
+    finally:
+        await server.stop()

@@ -3,41 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import datetime as dt
-import json
 import sys
 import threading
 from pathlib import Path
 from typing import Any
 
-import jwt
 import pytest
-from cryptography.hazmat.primitives.asymmetric import ec
-from wire_use import PlainAuthenticator, Raw, options, plain_token
+from wire_use import PlainAuthenticator, Raw, address, moderated, options
 
-from penstock.channels.ids import ChannelId, Nid
 from penstock.channels.wire import Challenge, ChannelServer, Client
-from penstock.channels.wire.builtin import JsonSchema, JsonWebTokens, PasswordFile
 from penstock.channels.wire.counts import LATE
 from penstock.errors import OptionsError, Refused
-from penstock.net import hash_password
-from penstock.net.credentials import change_credentials, hash_token
 
 C = "channel=!c@localhost"
-
-OPS, ANN = ChannelId("ops", "localhost"), Nid("ann", "localhost")
-
-
-async def served(tmp_path: Path, modulator: object, **more: Any) -> ChannelServer:
-    given = options(**{"modulator_timeout": 60.0, **more})  # nothing here is about a slow machine
-    server = ChannelServer(tmp_path / "data", given, modulator=modulator)
-    await server.start()
-    return server
-
-
-def address(server: ChannelServer) -> str:
-    return "plain://" + server.addresses["channels-plain"]
 
 
 async def test_who_may_join_and_broadcast_is_the_modulators_word(tmp_path: Path) -> None:
@@ -48,7 +26,7 @@ async def test_who_may_join_and_broadcast_is_the_modulators_word(tmp_path: Path)
         async def authorize_broadcast(self, nid: Any, channel: Any) -> bool:
             return nid.username == "ann"
 
-    server = await served(tmp_path, Door())
+    server = await moderated(tmp_path, Door())
     try:
         async with (
             await Client.connect(address(server), username="ann") as ann,
@@ -90,7 +68,7 @@ GO_ON = threading.Event()
 async def test_a_modulator_that_fails_hangs_or_lies_is_an_answer(method: Any, asked: str, tmp_path: Path) -> None:
     GO_ON.clear()
     modulator = type("Bad", (), {asked: staticmethod(method)})()
-    server = await served(tmp_path, modulator, modulator_timeout=0.2)
+    server = await moderated(tmp_path, modulator, modulator_timeout=0.2)
     try:
         async with await Raw.open(server) as raw:
             if asked == "authenticate":
@@ -121,7 +99,7 @@ async def test_a_modulator_is_replaced_while_clients_are_connected(tmp_path: Pat
         def transform(self, nid: Any, channel: Any, payload: bytes) -> bytes:
             return payload.lower()
 
-    server = await served(tmp_path, Shout())
+    server = await moderated(tmp_path, Shout())
     try:
         async with (
             await Client.connect(address(server), username="ann") as ann,
@@ -140,6 +118,31 @@ async def test_a_modulator_is_replaced_while_clients_are_connected(tmp_path: Pat
         await server.stop()
 
 
+async def test_who_is_connected_asks_what_the_new_modulator_offers(tmp_path: Path) -> None:
+    """A private payload that the new one does not take was never answered; one that only it takes was refused."""
+
+    class Takes:
+        def direct(self, nid: Any, payload: bytes) -> bool:
+            return True
+
+    class Looks:
+        def transform(self, nid: Any, channel: Any, payload: bytes) -> bytes:
+            return payload
+
+    server = await moderated(tmp_path, Takes())
+    try:
+        async with await Raw.open(server) as ann, await Raw.open(server) as bob:
+            await ann.login("ann")
+            assert await ann.ask("MOD_DIRECT id=1 from=x length=1\nx\n") == "MOD_DIRECT_ACK id=1"
+            server.set_modulator(Looks())
+            await bob.login("bob")
+            assert await ann.ask("MOD_DIRECT id=2 from=x length=1\nx\n") == "ERROR reason=UNEXPECTED_MESSAGE"
+            server.set_modulator(Takes())
+            assert await bob.ask("MOD_DIRECT id=3 from=x length=1\nx\n") == "MOD_DIRECT_ACK id=3"
+    finally:
+        await server.stop()
+
+
 async def test_what_an_old_modulator_was_asked_it_answers(tmp_path: Path) -> None:
     class Slow:
         def transform(self, nid: Any, channel: Any, payload: bytes) -> bytes:
@@ -153,7 +156,7 @@ async def test_what_an_old_modulator_was_asked_it_answers(tmp_path: Path) -> Non
 
     GO_ON.clear()
     asked = threading.Semaphore(0)
-    server = await served(tmp_path, Slow())
+    server = await moderated(tmp_path, Slow())
     people = [await (await Raw.open(server)).login(f"p{n}") for n in range(12)]  # more than it has threads
     try:
         for n, raw in enumerate(people):
@@ -174,159 +177,6 @@ async def test_what_an_old_modulator_was_asked_it_answers(tmp_path: Path) -> Non
         await server.stop()
 
 
-async def test_a_password_file_lets_in_who_is_in_it(tmp_path: Path) -> None:
-    passwords = str(tmp_path / "passwords")
-    change_credentials(passwords, "ann", hash_password("s3cret"))
-    change_credentials(passwords, "probe", hash_token("a-long-token"))
-    server = await served(tmp_path, PasswordFile(passwords))
-    try:
-        async with await Client.connect(address(server), token=plain_token("ann")) as ann:
-            assert ann.nid == "ann@localhost"
-            await ann.join("c")
-            await ann.configure("c", persist=True)
-        for wrong in (plain_token("ann", "guess"), plain_token("eve"), base64.b64encode(b"x").decode(), "x"):
-            with pytest.raises(Refused, match="UNAUTHORIZED"):
-                await Client.connect(address(server), token=wrong)
-    finally:
-        await server.stop()
-
-
-async def test_a_json_web_token_lets_in_its_subject_and_nothing_else_does(tmp_path: Path) -> None:
-    secret = b"k" * 32
-    (tmp_path / "key").write_bytes(secret)
-    now = dt.datetime.now(dt.UTC)
-    good = {"sub": "ann", "aud": "channels", "exp": now + dt.timedelta(minutes=5)}
-    modulator = JsonWebTokens(str(tmp_path / "key"), audience="channels")
-    assert modulator.authenticate(jwt.encode(good, secret, "HS256")) == "ann"
-    wrong = [
-        jwt.encode(good, b"x" * 32, "HS256"),
-        jwt.encode({**good, "exp": now - dt.timedelta(minutes=5)}, secret, "HS256"),
-        jwt.encode({**good, "aud": "other"}, secret, "HS256"),
-        jwt.encode({name: good[name] for name in ("sub", "aud")}, secret, "HS256"),
-        jwt.encode({**good, "sub": "bob"}, "", "none"),
-        "not.a.token",
-    ]
-    assert [modulator.authenticate(token) for token in wrong] == [None] * len(wrong)
-    server = await served(tmp_path, modulator)
-    try:
-        async with await Client.connect(address(server), token=jwt.encode(good, secret, "HS256")) as ann:
-            assert ann.nid == "ann@localhost"
-    finally:
-        await server.stop()
-
-
-@pytest.mark.parametrize("secret", [b"", b"\n", b"sesame", b"k" * 31])
-def test_a_secret_that_can_be_guessed_is_refused(secret: bytes, tmp_path: Path) -> None:
-    (tmp_path / "key").write_bytes(secret)
-    with pytest.raises(OptionsError, match="32 are wanted"):
-        JsonWebTokens(str(tmp_path / "key"))
-
-
-@pytest.mark.parametrize("place", ["#/nope", "other.json", "file:///etc/passwd", "http://127.0.0.1:9/x.json"])
-def test_a_schema_that_refers_to_what_is_not_there_is_refused(place: str) -> None:
-    """Nothing is fetched, and nothing is found missing only when a message comes."""
-    with pytest.raises(OptionsError, match=f"the schema of ops: .*{place}"):
-        JsonSchema({"ops": {"type": "array", "items": {"$ref": place}}})
-    JsonSchema(
-        {"ops": {"const": {"$ref": place}, "$defs": {"a": {"$id": "a/b", "$defs": {"c": {}}, "$ref": "b#/$defs/c"}}}}
-    )
-
-
-@pytest.mark.parametrize(
-    ("payload", "fits"),
-    [
-        ([{"a": n} for n in range(6000)], True), ([{"a": n % 5999} for n in range(6000)], False),
-        ([1, True, "1", None, [1], {"1": 1}, 0, False, []], True), ([1, 1.0], False), ([[0], [False]], True),
-        ([{"a": 1, "b": 2}, {"b": 2, "a": 1}], False),
-    ],
-)  # fmt: skip
-def test_many_items_are_compared_in_no_time(payload: list[Any], fits: bool) -> None:
-    """Each with each takes minutes: one message would keep a thread, and with it the modulator."""
-    checks = JsonSchema({"ops": {"uniqueItems": True}})
-    data = json.dumps(payload).encode()
-    assert checks.transform(ANN, OPS, data) == (data if fits else None)
-
-
-@pytest.mark.parametrize("payload", [b"1e400", b"-Infinity", b"1" * 4000])
-def test_a_number_beyond_all_bounds_is_refused(payload: bytes) -> None:
-    assert JsonSchema({"ops": {"multipleOf": 0.1}}).transform(ANN, OPS, payload) is None
-
-
-async def test_a_schema_refuses_payloads_that_do_not_fit(tmp_path: Path) -> None:
-    (tmp_path / "schemas").mkdir()
-    (tmp_path / "schemas" / "ops.east.json").write_text('{"type": "object", "required": ["value"]}')
-    server = await served(tmp_path, JsonSchema({"ops/east": {"type": "object", "required": ["value"]}}))
-    try:
-        async with await Client.connect(address(server), username="ann", reconnect=False) as ann:
-            await ann.join("ops/east")
-            assert await ann.broadcast("ops/east", b'{"value": 1}') == 1
-            with pytest.raises(Refused, match="BAD_REQUEST"):
-                await ann.broadcast("ops/east", b"{}")
-    finally:
-        await server.stop()
-
-
-async def test_keys_of_tokens_come_from_a_url(tmp_path: Path) -> None:
-    """A key set is fetched over HTTP and kept; a server of keys that is away is a failure and lets nobody in."""
-    private = ec.generate_private_key(ec.SECP256R1())
-    other = ec.generate_private_key(ec.SECP256R1())
-    public = json.loads(jwt.algorithms.ECAlgorithm.to_jwk(private.public_key()))
-    asked: list[str] = []
-
-    async def keys(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked.append((await reader.readuntil(b"\r\n\r\n")).decode().split()[1])
-        body = json.dumps({"keys": [{**public, "kid": "one", "use": "sig", "alg": "ES256"}]}).encode()
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n")
-        writer.write(b"Content-Length: %d\r\n\r\n" % len(body) + body)
-        writer.close()
-        await writer.wait_closed()
-
-    claims = {"sub": "ann", "exp": dt.datetime.now(dt.UTC) + dt.timedelta(minutes=5)}
-    good = jwt.encode(claims, private, "ES256", headers={"kid": "one"})
-    forged = jwt.encode(claims, other, "ES256", headers={"kid": "one"})
-    unknown = jwt.encode(claims, private, "ES256", headers={"kid": "two"})
-    async with await asyncio.start_server(keys, "127.0.0.1", 0) as http:
-        url = f"http://127.0.0.1:{http.sockets[0].getsockname()[1]}/keys.json"
-        server = await served(tmp_path, JsonWebTokens(url=url))
-        try:
-            for _ in range(3):
-                async with await Client.connect(address(server), token=good) as ann:
-                    assert ann.nid == "ann@localhost"
-            assert asked == ["/keys.json"]
-            for token in (forged, unknown):
-                with pytest.raises(Refused, match="UNAUTHORIZED"):
-                    await Client.connect(address(server), token=token, reconnect=False)
-            http.close()
-            await http.wait_closed()
-            away = JsonWebTokens(url=url)
-            with pytest.raises(jwt.PyJWKClientConnectionError):
-                await asyncio.to_thread(away.authenticate, good)
-        finally:
-            await server.stop()
-
-
-async def test_a_key_that_was_taken_out_of_its_set_lets_nobody_in() -> None:
-    private = ec.generate_private_key(ec.SECP256R1())
-    public = json.loads(jwt.algorithms.ECAlgorithm.to_jwk(private.public_key()))
-    names = ["one"]
-
-    async def keys(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        body = json.dumps({"keys": [{**public, "kid": name, "use": "sig", "alg": "ES256"} for name in names]}).encode()
-        writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-        writer.close()
-        await writer.wait_closed()
-
-    claims = {"sub": "ann", "exp": dt.datetime.now(dt.UTC) + dt.timedelta(minutes=5)}
-    token = jwt.encode(claims, private, "ES256", headers={"kid": "one"})
-    async with await asyncio.start_server(keys, "127.0.0.1", 0) as http:
-        url = f"http://127.0.0.1:{http.sockets[0].getsockname()[1]}/keys.json"
-        tokens = JsonWebTokens(url=url, keep_seconds=1e-6)
-        assert await asyncio.to_thread(tokens.authenticate, token) == "ann"
-        names[:] = ["two"]
-        assert await asyncio.to_thread(tokens.authenticate, token) is None
-
-
 async def test_a_request_that_takes_longer_than_its_time_is_logged_and_answered_all_the_same(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -339,7 +189,7 @@ async def test_a_request_that_takes_longer_than_its_time_is_logged_and_answered_
             return True
 
     before = LATE.value()
-    server = await served(tmp_path, Slow(), wire={"request_timeout": 0.05})
+    server = await moderated(tmp_path, Slow(), wire={"request_timeout": 0.05})
     try:
         async with asyncio.timeout(60), await Client.connect(address(server), username="ann") as ann:
             joining = asyncio.create_task(ann.join("c"))
@@ -369,7 +219,7 @@ async def cancel(*_: Any) -> Any:
 @pytest.mark.parametrize("method", [leave, leave_later, cancel])
 @pytest.mark.parametrize("asked", ["authenticate", "transform", "authorize_join", "on_event"])
 async def test_a_modulator_that_wants_to_end_the_process_is_an_answer(method: Any, asked: str, tmp_path: Path) -> None:
-    server = await served(tmp_path, type("Bad", (), {asked: staticmethod(method)})())
+    server = await moderated(tmp_path, type("Bad", (), {asked: staticmethod(method)})())
     try:
         async with await Raw.open(server) as raw:
             if asked == "authenticate":
@@ -395,7 +245,7 @@ async def test_a_challenge_that_no_client_can_read_is_a_lie(text: str, tmp_path:
         def authenticate(self, token: str) -> Challenge:
             return Challenge(text)
 
-    server = await served(tmp_path, Riddles())
+    server = await moderated(tmp_path, Riddles())
     try:
         async with await Raw.open(server) as raw:
             await raw.ask("CONNECT version=1")
@@ -421,7 +271,7 @@ async def test_what_was_good_before_a_bad_payload_is_kept_and_answered(bad: byte
     class Judge(PlainAuthenticator):
         transform = staticmethod(judge_later if later else judge)
 
-    server = await served(tmp_path, Judge())
+    server = await moderated(tmp_path, Judge())
     try:
         async with await Raw.open(server) as ann, await Raw.open(server) as bob:
             for raw, name in ((ann, "ann"), (bob, "bob")):
@@ -448,7 +298,7 @@ async def test_requests_that_ask_a_modulator_and_the_disk_are_counted_once(tmp_p
         def transform(self, nid: Any, channel: Any, payload: bytes) -> bytes:
             return payload
 
-    server = await served(tmp_path, Same())
+    server = await moderated(tmp_path, Same())
     try:
         async with await Raw.open(server) as ann:
             await ann.login("ann", auth=True)
@@ -468,7 +318,7 @@ async def test_a_method_that_returns_something_to_wait_for_is_waited_for(tmp_pat
         def authenticate(self, token: str) -> Any:
             return name(token)
 
-    server = await served(tmp_path, Wrapped())
+    server = await moderated(tmp_path, Wrapped())
     try:
         async with await Client.connect(address(server), token="ann") as ann:
             assert ann.nid == "ann@localhost"
@@ -485,7 +335,7 @@ async def test_after_a_fatal_error_a_client_is_out_before_it_sees_the_end(tmp_pa
             await go_on.wait()
             return payload
 
-    server = await served(tmp_path, Slow())
+    server = await moderated(tmp_path, Slow())
     try:
         async with await Raw.open(server) as ann:
             await ann.login("ann")

@@ -15,7 +15,7 @@ from wire_use import SECONDS, Raw, options
 
 from penstock.channels.wire import Challenge, ChannelServer, Client, ModulatorLink, WireSettings, counts
 from penstock.channels.wire.remote import ModulatorServer, send_direct
-from penstock.errors import NotConnected, Refused
+from penstock.errors import LockedError, NotConnected, Refused
 from penstock.net import Target
 from penstock.testing.packed import read_cases, unpack
 
@@ -386,3 +386,33 @@ async def test_a_modulator_that_does_not_read_is_let_go_and_counted(tmp_path: Pa
         assert await sender.frame() == b"ERROR reason=OUTBOUND_QUEUE_FULL\n"
         assert await sender.ended()
         assert counts.M2S_QUEUE_FULL.value() == before + 1
+
+
+@pytest.mark.parametrize("name", ["ann\nS2M_AUTH_ACK id=2 succeeded=true username=root", "", "a\"b'c:d*e f", "\ud800"])
+async def test_a_name_that_no_line_can_carry_is_a_failure_of_its_own(name: str, tmp_path: Path) -> None:
+    """It comes from whoever signs tokens, and a line end in it was the answer to another question."""
+
+    class Names:
+        def authenticate(self, token: str) -> str:
+            return name
+
+    async with (
+        ModulatorServer(Names(), socket_path=str(tmp_path / "s2m")),
+        Raw(*await asyncio.open_unix_connection(str(tmp_path / "s2m"))) as raw,
+    ):
+        await raw.ask("S2M_CONNECT version=1")
+        assert await raw.ask("S2M_AUTH id=1 token=x") == "ERROR id=1 reason=INTERNAL_SERVER_ERROR"
+        assert await raw.ask("S2M_AUTH id=3 token=x") == "ERROR id=3 reason=INTERNAL_SERVER_ERROR"
+
+
+async def test_a_server_that_does_not_start_lets_go_of_its_modulator(tmp_path: Path) -> None:
+    link = ModulatorLink(socket_path=str(tmp_path / "s2m"))
+    async with (
+        ModulatorServer(Everything(), socket_path=str(tmp_path / "s2m")) as modulator,
+        ChannelServer(tmp_path / "data", options()),
+    ):
+        with pytest.raises(LockedError):
+            await ChannelServer(tmp_path / "data", options(modulator=link)).start()
+        async with asyncio.timeout(SECONDS):
+            while modulator._service.peers:
+                await asyncio.sleep(0.001)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from wire_use import SECONDS, PlainAuthenticator, Raw, options, plain_token
+from wire_use import SECONDS, PlainAuthenticator, Raw, address, options, plain_token
 
 from penstock.channels.wire import BlockingClient, ChannelServer, Client, Gap, Heard
 
@@ -19,10 +19,6 @@ async def serve(root: Path, **more: Any) -> ChannelServer:
     server = ChannelServer(root, options(**{"wire": {"rate_limit": 0}, **more}), modulator=PlainAuthenticator())
     await server.start()
     return server
-
-
-def address(server: ChannelServer) -> str:
-    return "plain://" + server.addresses["channels-plain"]
 
 
 async def kept(server: ChannelServer, who: str = "ann", **settings: Any) -> Client:
@@ -246,6 +242,28 @@ async def test_a_resume_that_is_refused_leaves_nothing_behind(tmp_path: Path) ->
             ]
             for number, name in enumerate(names, 1):
                 assert f"ERROR id={number} " in await raw.ask(f"RESUME id={number} channel={name} from_seq=1")
-            assert not shell._replays
+            assert not shell.hearing._replays
+    finally:
+        await server.stop()
+
+
+@pytest.mark.parametrize("how", ["deleted", "put out"])
+async def test_a_replay_of_a_channel_that_is_over_ends_without_another_word(
+    how: str, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """The event says it.  An error without an id is one that ends a connection, and a client takes it for that."""
+    monkeypatch.setattr("penstock.channels.wire.resume.PIECE", 1)  # one question after the other
+    server = await serve(tmp_path)
+    try:
+        async with await kept(server) as ann, await Raw.open(server) as bob:
+            await ann.broadcast_many("c", [b"x"] * 1000)
+            await bob.login("bob", auth=True, hello=HELLO)
+            await bob.ask(f"JOIN id=1 {C}")
+            bob.write(f"RESUME id=2 {C} from_seq=1\n")
+            assert (await bob.frame()).startswith(b"RESUME_ACK id=2 ")
+            await (ann.delete("c") if how == "deleted" else ann.leave("c", on_behalf="bob@localhost"))
+            while not (frame := await bob.frame()).startswith(b"EVENT "):
+                assert frame.startswith(b"MESSAGE "), frame
+            assert (await bob.ask("CHANNELS id=3")) == "CHANNELS_ACK id=3"
     finally:
         await server.stop()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from command import PENSTOCK
-from wire_use import SECONDS, PlainAuthenticator, options, plain_token
+from wire_use import SECONDS, PlainAuthenticator, address, options, plain_token
 
 from penstock.channels import ChannelServer, Client, channel_hash
 from penstock.errors import OptionsError
@@ -16,10 +16,6 @@ from penstock.fold.follow import each_record, follow
 from penstock.log.detect import open_log
 from penstock.store import AppendLogStore
 from penstock.types import KvUpdate
-
-
-def address(server: ChannelServer) -> str:
-    return "plain://" + server.addresses["channels-plain"]
 
 
 async def test_a_history_is_read_by_cat_and_a_fold_while_the_server_writes_it(tmp_path: Path) -> None:

@@ -98,3 +98,27 @@ def test_a_modulator_that_would_not_be_asked_is_refused(config: dict[str, Any]) 
         modulator_class(config)
     assert modulator_class({"modulator.type": "python", "modulator.class": "door:Door"}) == "door:Door"
     assert modulator_class({}) is None
+
+
+@pytest.mark.parametrize("text", ["12345", "true", "1979-05-27", "0x1F", "1e3", "[1]", "{}"])
+def test_text_of_the_environment_stays_text(text: str) -> None:
+    """A secret of digits is one."""
+    found = from_environment({
+        "PENSTOCK__MODULATOR__S2M_CLIENT__SHARED_SECRET": text,
+        "PENSTOCK__C2S_SERVER__STORAGE__DATA_DIR": text,
+        "PENSTOCK__CHANNELS__TAP__OPS": text,
+        "PENSTOCK__C2S_SERVER__LISTENER__DOMAIN": f'"{text}"',
+    })  # fmt: skip
+    assert set(found.values()) == {text}
+
+
+def test_a_secret_that_is_no_text_is_not_printed() -> None:
+    with pytest.raises(OptionsError, match="shared_secret: text is wanted"):
+        options_of({"modulator.type": "s2m", "modulator.s2m-client.shared_secret": 12345})
+
+
+def test_a_variable_that_nobody_knows_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    given = {"PENSTOCK__C2S_SERVER__LIMITS__MAX_CONECTIONS": "5", "PENSTOCK__MQTT__PORT": "1884"}
+    assert from_environment(given) == {}
+    assert "PENSTOCK__C2S_SERVER__LIMITS__MAX_CONECTIONS" in caplog.text
+    assert "MQTT" not in caplog.text

@@ -84,3 +84,12 @@ def test_what_never_happened_is_told_as_zero() -> None:
         "penstock_channels_store_save_duration_seconds_sum 0",
         "# EOF",
     ]
+
+
+def test_a_sum_is_told_to_its_last_digit() -> None:
+    """Six digits of it stand still for minutes: what is made of its changes is nonsense."""
+    registry = Registry()
+    sizes = registry.histogram("c2s_broadcast_payload_bytes", "sizes", bounds=(64.0,))
+    for size in (123_456_789, 1):
+        sizes.observe(size)
+    assert "penstock_channels_c2s_broadcast_payload_bytes_sum 123456790" in render(registry.samples()).splitlines()

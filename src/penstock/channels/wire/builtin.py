@@ -24,6 +24,8 @@ from penstock.net import CredentialsFile
 
 __all__ = ["PasswordFile", "JsonWebTokens", "JsonSchema"]
 
+LEEWAY_SECONDS: Final = 30
+"""How far the clock of whoever signs tokens may be off: one that was made just now is not from the future."""
 SECRET_BYTES: Final = 32
 """How long a secret is at the least: HS256 is no stronger than it."""
 
@@ -98,6 +100,15 @@ class JsonWebTokens:
         if not public and len(self._key) < SECRET_BYTES:
             raise OptionsError(f"{key}: a secret of {len(self._key)} bytes can be guessed, {SECRET_BYTES} are wanted")
         self._algorithms = ["RS256", "RS512", "PS256", "ES256", "ES384", "EdDSA"] if public else ["HS256", "HS512"]
+        if self._key is not None and not any(map(self._may_be_for, self._algorithms)):
+            raise OptionsError(f"{key}: no public key that a token could be signed with")
+
+    def _may_be_for(self, algorithm: str) -> bool:
+        try:
+            self._jwt.get_algorithm_by_name(algorithm).prepare_key(self._key)
+        except (ValueError, TypeError, self._jwt.PyJWTError):
+            return False
+        return True
 
     def authenticate(self, token: str) -> str | None:
         """Return the name in a token that is signed, meant for this server and not over."""
@@ -109,6 +120,7 @@ class JsonWebTokens:
                 algorithms=self._algorithms,
                 audience=self._audience,
                 issuer=self._issuer,
+                leeway=LEEWAY_SECONDS,
                 options={"require": ["exp"], "verify_aud": self._audience is not None},
             )
         except self._jwt.PyJWKClientConnectionError:

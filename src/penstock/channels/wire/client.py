@@ -414,7 +414,11 @@ class Client:
                 await self._resume(dialogue)
             else:
                 await self._rejoin(dialogue, list(self.seen), resumes=False)
+            if self._dialogue is not dialogue:
+                raise NotConnected(f"{target}: {dialogue.closed_reason}")
         except BaseException:
+            if self._dialogue is dialogue:
+                self._dialogue = None
             dialogue._connection.abort("given up")
             raise
         self._up.set()
@@ -485,6 +489,8 @@ class Client:
         if dialogue is not self._dialogue:
             return
         self._dialogue = None
+        if self._closed is None and not self._up.is_set():
+            return  # it was only being made: whoever makes it is told by an error, and goes on
         self._up.clear()
         if self._closed is not None or not self._reconnect:
             self._closed = self._closed or reason

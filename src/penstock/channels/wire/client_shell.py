@@ -23,6 +23,7 @@ from penstock.channels.username import is_username
 from penstock.channels.wire import counts
 from penstock.channels.wire.cutter import BroadcastRun
 from penstock.channels.wire.frames import Frame, encode_frame
+from penstock.channels.wire.hearing import Hearing
 from penstock.channels.wire.link import (
     OVERLOADED,
     Ask,
@@ -51,10 +52,6 @@ _log = logging.getLogger(__name__)
 PIECE_BYTES: Final = 256 << 10
 """What is handed to the connection at once of what waits for a client."""
 
-QUIET_SECONDS: Final = 0.05
-"""How long a client that just logged in is told nothing unless it asks: the original's client drops what it reads
-together with the answer to its login."""
-
 
 class ClientShell:
     """The core of one connection, as ``net`` sees it."""
@@ -77,14 +74,13 @@ class ClientShell:
         self.session: ChannelSession | None = None
         self._slow = False
         self._due: float | None = None
-        self._held: list[c.Delivery | bytes] | None = None
         self._under_way: dict[asyncio.Future[Any], float] = {}  # since when; infinity once it was told to be late
         self._late: asyncio.TimerHandle | None = None
         self._in_turn = asyncio.Lock()
-        self._replays: dict[ChannelId, Replay] = {}
         self._rejected = self._departed = False
         self._writable = asyncio.Event()
         self._writable.set()
+        self.hearing = Hearing(self.link, server, self._flush, self._writable.wait)
 
     # --- What the connection says
 
@@ -104,10 +100,12 @@ class ClientShell:
     def received(self, data: bytes) -> None:
         """Take what a client sent."""
         now = self._now()
+        waits = self.link.state is LinkState.LOGGING_IN
         self.link.feed(data, now)
-        if self._held is not None:
-            self._release()
+        self.hearing.begin()
         self._pump(now)
+        if waits and self.link.state is LinkState.LOGGING_IN:
+            self._connection.pause_reading()  # nobody knows yet who fills our memory
 
     def congested(self) -> None:
         """Stop reading from a client that does not read."""
@@ -144,8 +142,7 @@ class ClientShell:
         self._departed = True
         if self._late is not None:
             self._late.cancel()
-        for replay in self._replays.values():
-            replay.stop()
+        self.hearing.end()
         self._writable.set()
         self._server.left(self)
         if self.session is not None:
@@ -167,6 +164,7 @@ class ClientShell:
     def remoderate(self, moderation: Moderation) -> None:
         """Ask another modulator from now on."""
         self._moderation = moderation
+        self.link.takes_direct = moderation.has("direct")
 
     @property
     def busy(self) -> bool:
@@ -221,12 +219,9 @@ class ClientShell:
     def _ask(self, frame: Frame, command: c.Command, *, counted: bool = False) -> None:
         if self.link.resumes and isinstance(command, c.Join) and command.on_behalf is None:
             command = msgspec.structs.replace(command, wants_number=True)
-            if command.channel not in self._replays:
-                self._replays[command.channel] = Replay(
-                    self, self._server.manager, frame, command.channel, joining=True
-                )
+            self.hearing.joining(frame, command.channel)
         elif isinstance(command, c.Leave) and command.on_behalf in (None, command.nid):
-            self._forget(command.channel)
+            self.hearing.leave(command.channel)
         try:
             answer = self._server.manager.ask(command, self.session)
         except Exception as exc:  # noqa: BLE001 - each kind has its answer
@@ -242,7 +237,7 @@ class ClientShell:
             answer = None
         self.link.answered(frame, answer)
         if self.link.resumes and frame.name in ("JOIN", "BROADCAST", "DELETE"):
-            self._note(frame, channel_of(frame.fields["channel"]), answer)
+            self.hearing.note(frame, channel_of(frame.fields["channel"]), answer)
 
     def _one_done(self, frame: Frame, future: asyncio.Future[Any]) -> None:
         error = future.exception()
@@ -252,10 +247,8 @@ class ClientShell:
             self._one_failed(frame, error)
 
     def _one_failed(self, frame: Frame, error: BaseException) -> None:
-        if self._replays and frame.name == "JOIN":
-            channel = channel_of(frame.fields["channel"])
-            if (replay := self._replays.get(channel)) is not None and replay.joining:
-                del self._replays[channel]
+        if frame.name == "JOIN":
+            self.hearing.not_joined(frame)
         self._failed(error, frame.id)
 
     def _broadcast(
@@ -293,9 +286,7 @@ class ClientShell:
     def _run_acked(self, run: BroadcastRun, channel: ChannelId, numbers: range) -> None:
         for size, times in Counter(map(len, run.payloads)).items():
             counts.PAYLOADS.observe(size, times)
-        replay = self._replays.get(channel)
-        if replay is not None:
-            replay.own(numbers)
+        self.hearing.own(channel, numbers)
         self.link.run_answered(run, numbers)
 
     def _run_failed(
@@ -406,12 +397,13 @@ class ClientShell:
             counts.AUTH.add(result="success")
             self._enter(Nid(found, self._server.options.domain))
         self._pump(self._now())
+        if not self._slow and self.link.state is not LinkState.LOGGING_IN:
+            self._connection.resume_reading()
 
     def _enter(self, nid: Nid) -> None:
-        self._held = []
-        self.session = self._server.manager.connect(nid, sink=self._heard)
+        self.hearing.wait_a_moment()
+        self.session = self._server.manager.connect(nid, sink=self.hearing.hear)
         self.link.logged_in(nid, self._now())
-        asyncio.get_running_loop().call_later(QUIET_SECONDS, self._release)
 
     async def _moderated(self, run: BroadcastRun, channel: ChannelId) -> None:
         """Show a run to the modulator, then broadcast what it made of it; runs of one client in their order."""
@@ -458,6 +450,9 @@ class ClientShell:
     async def _direct(self, frame: Frame) -> None:
         assert self._moderation is not None
         assert self.link.nid is not None
+        if not self._moderation.has("direct"):  # another one since it was asked
+            self.link.fail("UNEXPECTED_MESSAGE")
+            return
         try:
             taken = await self._moderation.direct(self.link.nid, frame.payload or b"")
         except ModulatorFailed as exc:
@@ -468,81 +463,12 @@ class ClientShell:
         else:
             self.link.fail("BAD_REQUEST", None, frame.id)
 
-    # --- What the client hears
-
-    def _heard(self, event: c.Delivery) -> None:
-        """Take what its channels say; the manager calls this."""
-        try:
-            self._tell(event)
-        except Exception:  # the manager says nothing more to a sink that failed
-            self.link.fail("INTERNAL_SERVER_ERROR")
-            self._flush()
-            raise
-
-    def _tell(self, event: c.Delivery) -> None:
-        """Tell the client what its channels say, now or when its turn comes."""
-        if self.link.resumes:
-            replay = self._replays.get(event.channel)
-            if isinstance(event, c.Event):
-                if self._is_out_now(event):
-                    self._forget(event.channel)
-                elif replay is None and self._is_in_now(event):
-                    self._replays[event.channel] = Replay(self, self._server.manager, None, event.channel, live=True)
-            elif replay is None:
-                return  # nothing is lost: the client asks for it with RESUME
-            elif not replay.live:
-                replay.hold(event)
-                return
-        if self._held is not None:
-            self._held.append(event)
-        else:
-            self.link.deliver(event)
-            self._flush()
-
-    def _is_out_now(self, event: c.Event) -> bool:
-        return event.kind == "CHANNEL_DELETED" or (event.kind == "MEMBER_LEFT" and event.nid == self.link.nid)
-
-    def _is_in_now(self, event: c.Event) -> bool:
-        """Whether an event says that another connection let this client into a channel; it can have missed nothing."""
-        return event.kind == "MEMBER_JOINED" and event.nid == self.link.nid and (not event.owner or event.last_seq == 0)
-
-    def _release(self) -> None:
-        """End the quiet after a login."""
-        held, self._held = self._held or [], None
-        for event in held:
-            if isinstance(event, bytes):
-                self.link.send(event)
-            else:
-                self.link.deliver(event)
-        if held:
-            self._flush()
-
-    def send_direct(self, payload: bytes) -> None:
-        """Tell the client what a modulator sends it alone."""
-        if self.link.state is LinkState.READY:
-            data = encode_frame("MOD_DIRECT", {"from": self._server.options.domain}, payload)
-            if self._held is not None:
-                self._held.append(data)
-            else:
-                self.link.send(data)
-                self._flush()
-
-    async def caught_up(self) -> None:
-        """Return when the client is not slow."""
-        await self._writable.wait()
+    # --- Replays
 
     def _resume(self, frame: Frame, channel: ChannelId) -> None:
-        before = self._replays.get(channel)
-        if before is not None:
-            before.stop()
-        replay = self._replays[channel] = Replay(self, self._server.manager, frame, channel)
+        replay = self.hearing.resume(frame, channel)
         self.link.in_flight += 1
         self._begin(self._replayed(replay), 0)
-
-    def forget(self, channel: ChannelId, replay: Replay) -> None:
-        """Forget a replay that was refused, unless another is in its place."""
-        if self._replays.get(channel) is replay:
-            del self._replays[channel]
 
     async def _replayed(self, replay: Replay) -> None:
         """Replay a channel; as a request it is under way only until it is answered."""
@@ -552,26 +478,6 @@ class ClientShell:
             self.link.in_flight -= 1
         if begin is not None:
             await replay.run(begin)
-
-    def _note(self, frame: Frame, channel: ChannelId, answer: Any) -> None:
-        """Let a channel that was just joined be heard at once, and do not replay a client's own messages to it."""
-        replay = self._replays.get(channel)
-        if frame.name == "DELETE":
-            self._forget(channel)
-        elif frame.name == "BROADCAST":
-            if replay is not None:
-                replay.own(range(answer, answer + 1))
-        elif frame.fields["on_behalf"] is None:
-            if replay is None:
-                self._replays[channel] = Replay(self, self._server.manager, frame, channel, live=True)
-            elif replay.joining:
-                replay.joined()
-
-    def _forget(self, channel: ChannelId) -> None:
-        """Forget what a client heard of a channel: it is no member any more."""
-        replay = self._replays.pop(channel, None)
-        if replay is not None:
-            replay.stop()
 
     # --- Output
 
@@ -595,8 +501,6 @@ class ClientShell:
             self._due = link.deadline
             seconds = None if self._due is None else max(0.0, self._due - self._now())
             self._connection.set_deadline(seconds, absolute=True)
-
-    flush = _flush
 
     def _write(self, most: int | None) -> None:
         """Write what there is, a piece at a time until the peer has to read first."""

@@ -39,6 +39,8 @@ UNITS: Final = {
 PREFIX: Final = "PENSTOCK__"
 TAP: Final = "channels.tap."
 METRICS_PORT: Final = 9090
+OURS: Final = (PREFIX + "C2S_SERVER__", PREFIX + "MODULATOR__")
+"""How variables begin that are meant for a channel server and for no other."""
 
 WIRE: Final = {
     **{f"c2s-server.limits.{name}": name for name in (
@@ -84,6 +86,14 @@ OTHERS: Final = frozenset({
     "telemetry.metrics.enabled", "telemetry.metrics.bind_address", "telemetry.metrics.port",
 })  # fmt: skip
 """Keys that are used elsewhere, or that only the original needs."""
+TEXTS: Final = frozenset({
+    "c2s-server.storage.data_dir", "modulator.type", "modulator.class", "modulator.s2m-client.network",
+    "modulator.m2s-server.listener.network", "telemetry.logging.level", "telemetry.logging.format",
+    "telemetry.metrics.bind_address",
+    *(key for names, kind in ((SERVER, ChannelServerOptions), (S2M, ModulatorLink), (M2S, ModulatorLink))
+      for key, name in names.items() if str(kind.__annotations__[name]).startswith("str")),
+})  # fmt: skip
+"""Keys whose value is text."""
 
 
 def load_config(path: str | None, environment: Mapping[str, str]) -> dict[str, Any]:
@@ -104,7 +114,7 @@ def load_config(path: str | None, environment: Mapping[str, str]) -> dict[str, A
 
 
 def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the keys that the environment sets; values as TOML has them, or else text.
+    """Return the keys that the environment sets; values as TOML has them where text is not wanted, or else text.
 
     >>> from_environment({"PENSTOCK__C2S_SERVER__LISTENER__DOMAIN": "x.io"})
     {'c2s-server.listener.domain': 'x.io'}
@@ -119,11 +129,15 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
         if key is None and inner.startswith("CHANNELS__TAP__"):
             key = "channels.tap." + inner.removeprefix("CHANNELS__TAP__").lower()
         if key is None:
-            continue  # another server of this machine may know it
+            if name.startswith(OURS):  # others are perhaps those of another server of this machine
+                _log.warning("the environment has %s, which is not known here", name)
+            continue
         try:
-            found[key] = tomllib.loads(f"value = {text}")["value"]
+            value = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
-            found[key] = text
+            value = text
+        is_text = key in TEXTS or key.startswith(TAP)
+        found[key] = text if is_text and not isinstance(value, str) else value  # a secret of digits is one
     return found
 
 
@@ -220,7 +234,8 @@ def _taken(config: Mapping[str, Any], names: Mapping[str, str], kind: Any) -> di
         elif "int" in wanted and (not isinstance(value, int) or isinstance(value, bool)):
             raise OptionsError(f"{key}={value!r}: a whole number is wanted")
         elif wanted.startswith("str") and not isinstance(value, str):
-            raise OptionsError(f"{key}={value!r}: text is wanted")
+            shown = "" if "secret" in key else f"={value!r}"
+            raise OptionsError(f"{key}{shown}: text is wanted")
         found[name] = value
     return found
 

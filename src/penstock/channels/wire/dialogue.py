@@ -26,6 +26,9 @@ SILENT: Final = 3
 ABANDONED_SECONDS: Final = 30.0
 """After how long a request that nobody waits for counts as answered: longer than servers keep one (20 s)."""
 
+ANSWERS: Final = {"GET_CHAN_LEN": "CHAN_LEN", "GET_CHAN_ACL": "CHAN_ACL", "GET_CHAN_CONFIG": "CHAN_CONFIG"}
+"""What answers a request that is not answered by its own name and ``_ACK``."""
+
 HANDSHAKES: Final = frozenset({"CONNECT_ACK", "IDENTIFY_ACK", "AUTH_ACK", "S2M_CONNECT_ACK", "M2S_CONNECT_ACK"})
 
 
@@ -137,7 +140,7 @@ class Dialogue:
         data = self._encoded(name, fields)
         self._handshake = asyncio.get_running_loop().create_future()
         self._connection.write(data)
-        return await self._handshake
+        return self._checked(name, await self._handshake)
 
     async def ask(self, name: str, payload: bytes | None = None, **fields: Any) -> Frame:
         """Ask one thing and return the answer; Refused if the rules say no.
@@ -164,7 +167,15 @@ class Dialogue:
 
         self._waiting[number] = future
         future.add_done_callback(answered)
-        return await self._answer_to(future)
+        return self._checked(name, await self._answer_to(future))
+
+    def _checked(self, name: str, answer: Frame) -> Frame:
+        """Return an answer if it is one to what was asked."""
+        if answer.name != ANSWERS.get(name, f"{name}_ACK"):
+            why = f"{self._peer} answered {name} with {answer.name}"
+            self._connection.abort(why)
+            raise NotConnected(why)
+        return answer
 
     @staticmethod
     async def _answer_to(future: asyncio.Future[T]) -> T:

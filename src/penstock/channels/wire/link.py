@@ -129,7 +129,9 @@ class ClientLink:
         """Whether the client knows RESUME: it hears of a channel only from then on."""
         self.silent_close = False
         self._settings, self._limits = settings, limits
-        self._auth, self._protocol, self._takes_direct = auth, protocol, takes_direct
+        self.takes_direct = takes_direct
+        """Whether a modulator takes private payloads."""
+        self._auth, self._protocol = auth, protocol
         self._new_ping_id = new_ping_id
         self._cutter = Cutter(settings.max_message_size, settings.max_payload_size)
         self._items: deque[Item] = deque()
@@ -241,7 +243,7 @@ class ClientLink:
             return ListChannels(item)
         if item.name == "RESUME":
             return Resume(item, channel_of(item.fields["channel"]))
-        if item.name == "MOD_DIRECT" and self._takes_direct:
+        if item.name == "MOD_DIRECT" and self.takes_direct:
             if item.id is None:
                 self.fail("BAD_REQUEST")
                 return None

@@ -41,7 +41,7 @@ def render(samples: Iterable[Sample]) -> str:
             for bound, count in sample.buckets:
                 inside = ",".join([*pairs, f'le="{"+Inf" if bound == float("inf") else f"{bound:g}"}"'])
                 lines.append(f"{name}_bucket{{{inside}}} {count}")
-            lines += [f"{name}_count{labels} {sample.count}", f"{name}_sum{labels} {sample.value:g}"]
+            lines += [f"{name}_count{labels} {sample.count}", f"{name}_sum{labels} {sample.value:.15g}"]
         else:
             ending = "_total" if sample.kind == "counter" else ""
             lines.append(f"{name}{ending}{labels} {sample.value:.15g}")

@@ -16,11 +16,13 @@ takes too long or returns nonsense is an answer to the client it concerns, and n
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import inspect
 import logging
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -31,7 +33,7 @@ from penstock.channels.wire.frames import BadLine, decode_line, encode_frame
 from penstock.disk import Threads
 from penstock.errors import OptionsError, PenstockError, Timeout
 
-__all__ = ["Challenge", "Moderation", "ModulatorFailed", "load_modulator"]
+__all__ = ["Challenge", "Moderation", "ModulatorFailed", "load_modulator", "reload_modulator"]
 
 _log = logging.getLogger(__name__)
 
@@ -118,7 +120,7 @@ class Moderation:
         found = await self._call("authenticate", token)
         if found is None or found is False:
             return None
-        if isinstance(found, str) and found:
+        if isinstance(found, str) and _can_be_said(found):
             return found
         if isinstance(found, Challenge) and _can_be_said(found.text):
             return found
@@ -247,7 +249,8 @@ def load_modulator(text: str) -> object:
     if not colon:
         raise OptionsError(f"modulator {text}: write it as module:Class")
     try:
-        module = importlib.import_module(module_name)
+        with _without_bytecode():
+            module = importlib.import_module(module_name)
     except ImportError as exc:
         raise OptionsError(f"modulator {text}: {exc}") from exc
     made = getattr(module, class_name, None)
@@ -257,3 +260,20 @@ def load_modulator(text: str) -> object:
         return made() if inspect.isclass(made) else made
     except Exception as exc:
         raise OptionsError(f"modulator {text}: it cannot be made: {exc}") from exc
+
+
+def reload_modulator(text: str) -> object:
+    """Return a new modulator of a class that was loaded before, of its module as it is now."""
+    with _without_bytecode():
+        importlib.reload(sys.modules[text.partition(":")[0]])
+    return load_modulator(text)
+
+
+@contextlib.contextmanager
+def _without_bytecode() -> Iterator[None]:
+    """Import without leaving bytecode: a module that is changed within the second would be taken from there again."""
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    try:
+        yield
+    finally:
+        sys.dont_write_bytecode = before

@@ -23,7 +23,7 @@ from penstock.errors import OptionsError, Refused
 
 if TYPE_CHECKING:
     from penstock.channels.manager import ChannelManager
-    from penstock.channels.wire.client_shell import ClientShell
+    from penstock.channels.wire.hearing import Hearing
 
 __all__ = ["Replay"]
 
@@ -42,7 +42,7 @@ class Replay:
 
     def __init__(
         self,
-        shell: ClientShell,
+        hearing: Hearing,
         manager: ChannelManager,
         frame: Frame | None,
         channel: ChannelId,
@@ -51,7 +51,7 @@ class Replay:
         joining: bool = False,
     ) -> None:
         self.live, self.joining = live, joining
-        self._shell, self._manager, self._frame, self._channel = shell, manager, frame, channel
+        self._hearing, self._manager, self._frame, self._channel = hearing, manager, frame, channel
         self._held: deque[c.Messages] = deque()
         self._size = self._bytes = 0
         self._own: list[range] = []
@@ -84,7 +84,7 @@ class Replay:
 
     async def begin(self) -> int | None:
         """Answer, and return the number to replay from; None when there is nothing to replay."""
-        link, nid = self._shell.link, self._shell.link.nid
+        link, nid = self._hearing.link, self._hearing.link.nid
         assert nid is not None
         assert self._frame is not None
         wanted = self._frame.fields["from_seq"]
@@ -93,7 +93,7 @@ class Replay:
         except Refused as exc:
             link.refused(exc, self._frame.id)
             if exc.reason not in MEMBERS_ONLY:
-                self._shell.forget(self._channel, self)
+                self._hearing.forget(self._channel, self)
             elif not self._stopped:  # a channel without history is heard from now on
                 self._go_live(0)
             return None
@@ -114,11 +114,11 @@ class Replay:
             "last_seq": last,
             "recovered": recovered,
         }
-        self._shell.link.send(encode_frame("RESUME_ACK", answer))
+        self._hearing.link.send(encode_frame("RESUME_ACK", answer))
 
     async def run(self, begin: int) -> None:
         """Replay from a number on, then go live."""
-        link, nid = self._shell.link, self._shell.link.nid
+        link, nid = self._hearing.link, self._hearing.link.nid
         assert nid is not None
         while not self._is_over():
             if self._held and self._held[0].first_seq <= begin:
@@ -134,12 +134,14 @@ class Replay:
                         self._acknowledge(first, last, recovered=False)
                         begin = first
                         continue
-            except Refused as exc:  # it is no member any more, or the channel was deleted meanwhile
+            except Refused as exc:  # it may not read any more, or nothing is kept any more
                 self.live = True
-                link.refused(exc, None)
+                if not self._is_over():  # who is out, or whose channel was deleted, was told so by an event
+                    link.refused(exc, None)
                 return
             except Exception:  # noqa: BLE001
-                link.fail("INTERNAL_SERVER_ERROR")
+                if not self._is_over():
+                    link.fail("INTERNAL_SERVER_ERROR")
                 return
             if self._is_over():
                 return
@@ -148,8 +150,8 @@ class Replay:
                 return
             self._tell(entries)
             begin = entries[-1].seq + 1
-            self._shell.flush()
-            await self._shell.caught_up()
+            self._hearing.flush()
+            await self._hearing.caught_up()
 
     def _is_over(self) -> bool:
         return self._stopped
@@ -161,7 +163,7 @@ class Replay:
             if skip < len(run):
                 payloads = run.payloads[skip:]
                 part = c.Messages(run.channel, run.sender, run.first_seq + skip, run.timestamp, payloads)
-                self._shell.link.deliver(run if not skip else part)
+                self._hearing.link.deliver(run if not skip else part)
         self._held.clear()
         self._own.clear()
         self.live = True
@@ -175,7 +177,7 @@ class Replay:
                 sender = Nid.parse(entry.sender)
             except OptionsError:
                 sender = Nid("", entry.sender)  # a log of another day may hold any sender
-            self._shell.link.deliver(c.Messages(self._channel, sender, entry.seq, entry.timestamp, (entry.payload,)))
+            self._hearing.link.deliver(c.Messages(self._channel, sender, entry.seq, entry.timestamp, (entry.payload,)))
 
 
 def where_to_begin(wanted: int, first: int, following: int) -> tuple[int, bool]:

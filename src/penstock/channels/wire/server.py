@@ -16,7 +16,7 @@ from penstock.channels.options import ManagerOptions
 from penstock.channels.wire import counts
 from penstock.channels.wire.client_shell import ClientShell
 from penstock.channels.wire.metrics import serve_metrics
-from penstock.channels.wire.modulator import Moderation
+from penstock.channels.wire.modulator import Moderation, load_modulator, reload_modulator
 from penstock.channels.wire.options import ChannelServerOptions, ModulatorLink
 from penstock.channels.wire.peer import PeerShell, Service
 from penstock.channels.wire.remote import RemoteModulator, direct_service, endpoint_of
@@ -59,18 +59,23 @@ class ChannelServer:
         data_dir: str | os.PathLike[str],
         options: ChannelServerOptions | None = None,
         *,
-        modulator: object | None = None,
+        modulator: object | str | None = None,
         clock: Clock = SYSTEM_CLOCK,
         ports: dict[str, int] | None = None,
         **given: Any,
     ) -> None:
         """Options as keywords or as one object; ChannelServerOptions says what each means.
 
-        ``ports`` are those of ``net.listen``.
+        ``modulator`` is an object as in modulator.py, or ``module:Class``, which a reload loads again.  ``ports`` are
+        those of ``net.listen``.
         """
         self.data_dir, self.clock, self._ports = os.fspath(data_dir), clock, ports
         self.options = options_from(ChannelServerOptions, options, given)
         self.manager: ChannelManager
+        self._modulator_name = modulator if isinstance(modulator, str) else ""
+        self._next: Moderation | None = None
+        if isinstance(modulator, str):
+            modulator = load_modulator(modulator)
         self.moderation = None if modulator is None else Moderation(modulator, self.options.modulator_timeout)
         self.clients: set[ClientShell] = set()
         self._listeners: Listeners | None = None
@@ -89,19 +94,19 @@ class ChannelServer:
     async def start(self) -> None:
         """Restore the channels and listen."""
         self._state = State.STARTING
-        if self.options.modulator is not None and self.moderation is None:
-            await self._reach_modulator(self.options.modulator)
-        limits = self.options.limits
-        if self.options.wire.max_payload_size != limits.max_payload_size:
-            raise OptionsError("max_payload_size of the wire and of the channels must be the same")
-        manager_options = ManagerOptions(
-            domain=self.options.domain,
-            limits=limits,
-            authenticated=self.authenticates,
-            segment_bytes=self.options.segment_bytes,
-            sync=self.options.sync,
-        )
         try:
+            if self.options.modulator is not None and self.moderation is None:
+                await self._reach_modulator(self.options.modulator)
+            limits = self.options.limits
+            if self.options.wire.max_payload_size != limits.max_payload_size:
+                raise OptionsError("max_payload_size of the wire and of the channels must be the same")
+            manager_options = ManagerOptions(
+                domain=self.options.domain,
+                limits=limits,
+                authenticated=self.authenticates,
+                segment_bytes=self.options.segment_bytes,
+                sync=self.options.sync,
+            )
             self.manager = await ChannelManager.open(self.data_dir, manager_options)
             try:
                 if self.moderation is not None and self.moderation.has("on_event"):
@@ -119,6 +124,8 @@ class ChannelServer:
                 await self._let_go()
                 raise
         except BaseException as exc:
+            if self._remote is not None:
+                await self._remote.close()
             self._state, self._reason = State.FAILED, str(exc)
             raise
         self._state = State.READY
@@ -126,11 +133,7 @@ class ChannelServer:
     async def _reach_modulator(self, link: ModulatorLink) -> None:
         """Use the modulator that the configuration names; both sides' limits count."""
         self._remote = RemoteModulator(link)
-        try:
-            await self._remote.start()
-        except BaseException as exc:
-            self._state, self._reason = State.FAILED, str(exc)
-            raise
+        await self._remote.start()
         self.moderation = Moderation(self._remote, link.timeout)
         sizes = {name: min(getattr(self.options.wire, name), most) for name, most in self._remote.limits.items()}
         limits = msgspec.structs.replace(self.options.limits, max_payload_size=sizes["max_payload_size"])
@@ -267,32 +270,57 @@ class ChannelServer:
         wanted = {Nid(name, self.options.domain) for name in usernames}
         taking = [client for client in self.clients if client.link.nid in wanted]
         for client in taking:
-            client.send_direct(payload)
+            client.hearing.direct(payload)
         return len(taking)
 
     def set_modulator(self, modulator: object) -> None:
         """Put another modulator in the place of the one in use; clients that are connected stay so."""
+        self._use(self._successor(modulator))
+
+    def _successor(self, modulator: object) -> Moderation:
         new = Moderation(modulator, self.options.modulator_timeout)
         if new.has("authenticate") != self.authenticates:
             raise OptionsError(
                 "a modulator that authenticates can only be replaced by one that does, and the other way"
             )
+        return new
+
+    def _use(self, new: Moderation) -> None:
         self.moderation = new  # the old one ends with the last call that is still under way there
         self.manager.event_gate = new.tell if new.has("on_event") else None
         for client in self.clients:
             client.remoderate(new)
 
     def check_reload(self) -> list[str]:
-        """Return what would keep an old certificate in use; nothing changes."""
+        """Return what would keep an old certificate or modulator in use; nothing changes."""
+        problems = []
         try:
             self._endpoints()
         except (PenstockError, OSError) as exc:
-            return [str(exc)]
-        return []
+            problems.append(str(exc))
+        return problems + self._load_modulator_again()
 
     def reload(self) -> list[str]:
-        """Load the certificates again; return what kept an old one in use."""
-        return [] if self._listeners is None else self._listeners.reload_certificates()
+        """Load the certificates, and a modulator that has a name, again; return what kept an old one in use."""
+        if self._listeners is None:
+            return []
+        problems = self._listeners.reload_certificates()
+        if self._next is None:  # nobody looked before whether it can be done
+            problems += self._load_modulator_again()
+        if self._next is not None:
+            self._use(self._next)
+            self._next = None
+        return problems
+
+    def _load_modulator_again(self) -> list[str]:
+        self._next = None
+        if not self._modulator_name:
+            return []
+        try:
+            self._next = self._successor(reload_modulator(self._modulator_name))
+        except Exception as exc:  # noqa: BLE001 - it is anyone's code, and half written perhaps
+            return [f"modulator {self._modulator_name}: {exc!r}; the one in use stays"]
+        return []
 
     def _endpoints(self) -> list[Endpoint]:
         options, endpoints = self.options, []
