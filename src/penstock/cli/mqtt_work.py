@@ -97,7 +97,7 @@ def _some_lines() -> list[bytes]:
         return []
     ready = stdin.peek(1) if not sys.stdin.isatty() else b""
     whole = ready.rfind(b"\n") + 1
-    return [first, *stdin.read(whole).splitlines(keepends=True)] if whole else [first]
+    return [first, *stdin.read(whole).removesuffix(b"\n").split(b"\n")] if whole else [first]
 
 
 class Printer:
