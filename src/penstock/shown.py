@@ -5,17 +5,20 @@ Whatever prints or logs goes through here: commands, and what a node, a broker o
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from typing import Any
 
 import msgspec
 
-__all__ = ["PlainFormatter", "json_line", "visible"]
+__all__ = ["SURROGATE", "UNSAFE", "PlainFormatter", "as_utf8", "json_line", "visible"]
 
 UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """What a terminal would act upon instead of showing it: control characters, C1, and those that turn the direction."""
 UNSAFE_JSON = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+SURROGATE = re.compile("[\ud800-\udfff]")
+"""What stands in a text for a byte that is not UTF-8."""
 NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
@@ -36,13 +39,30 @@ def _escaped(found: re.Match[str]) -> str:
     return NAMED.get(character) or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}")
 
 
+def as_utf8(text: str) -> str:
+    r"""Return text that can be kept as UTF-8: of a name that is not, the odd bytes are escaped.
+
+    >>> as_utf8("pump"), as_utf8("p\udcfcmp")
+    ('pump', 'p\\udcfcmp')
+    """
+    return SURROGATE.sub(_escaped, text)
+
+
 def json_line(value: Any) -> bytes:
     r"""Return a value as one line of JSON in which no character can turn a terminal upside down.
 
+    A name that is not UTF-8 is shown as it is elsewhere, with its odd bytes as text.
+
     >>> json_line({"key": "a\u202eb\x9b"})
     b'{"key":"a\\u202eb\\u009b"}\n'
+    >>> json_line({"path": "a\udcff"})
+    b'{"path":"a\\\\udcff"}\n'
     """
-    encoded = msgspec.json.encode(value)
+    try:
+        encoded = msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        text = json.dumps(msgspec.to_builtins(value), ensure_ascii=False, separators=(",", ":"))
+        encoded = SURROGATE.sub(lambda found: f"\\\\u{ord(found[0]):04x}", text).encode()
     if not encoded.isascii() or b"\x7f" in encoded:
         encoded = UNSAFE_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", encoded.decode()).encode()
     return encoded + b"\n"

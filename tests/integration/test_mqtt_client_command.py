@@ -84,6 +84,14 @@ def test_who_sends_lines_and_is_interrupted_waits_for_no_further_line(broker: Se
     process.stdin.close()
 
 
+def test_a_line_of_stdin_ends_with_a_newline_and_with_nothing_else(broker: Served) -> None:
+    lines = [f"at {number}\r50 %\rdone\x0b" for number in range(5)]
+    done = pub(broker, "-t", "carriage", "-l", "-q", "1", "-r", "--json", input="".join(f"{line}\n" for line in lines))
+    assert json.loads(done.stdout) == {"published": len(lines)}, done.stderr
+    kept = json.loads(printed(sub(broker, "-t", "carriage", "-C", "1", "--json")))
+    assert kept["payload"] == lines[-1]
+
+
 def test_versions_tls_and_websocket(broker: Served) -> None:
     ca = broker.certificate  # type: ignore[attr-defined]
     ways = [

@@ -30,6 +30,12 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert (page.parent / target).exists(), f"{page}: {target}"
 
 
+def test_every_page_is_reached_by_a_link() -> None:
+    targets = {(page.parent / target).resolve() for page in PAGES for target in LINK.findall(page.read_text())}
+    alone = [str(page) for page in PAGES if page not in targets and page.parent not in targets]
+    assert alone == [str(ROOT / "README.md")]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_named_tests_exist(page: Path) -> None:
     suites = [names_in(path) for path in (ROOT / "src/penstock/testing").glob("*.py")]

@@ -12,7 +12,7 @@ from penstock.cli.output import (
     JsonOption,
     counted,
     emit_json,
-    emit_lines,
+    emit_text,
     fail,
     print_facts,
     progress_bar,
@@ -129,7 +129,7 @@ def verify(artifact: ArtifactArgument, json: JsonOption = False) -> None:
     if json:
         emit_json({"path": artifact, "ok": not problems, "problems": problems})
     else:
-        emit_lines(f"{problem}\n".encode() for problem in problems)
+        emit_text(map(str, problems))
         say_plain(f"{artifact}: {counted(len(problems), 'problem') if problems else 'no problem found'}")
     if problems:
         raise typer.Exit(PROBLEM)

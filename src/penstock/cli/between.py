@@ -52,9 +52,9 @@ def parse_bound(text: str | None, option: str, now_ns: int | None = None) -> Bou
     text = text.strip()
     if text in ("earliest", "latest"):
         return Bound(end="earliest" if text == "earliest" else "latest")
-    if re.fullmatch(r"\d+", text):
+    if re.fullmatch(r"[0-9]{1,30}", text):
         return Bound(position=int(text))
-    if age := re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text):
+    if age := re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)([smhd])", text):
         ago_ns = round(float(age[1]) * UNIT_SECONDS[age[2]] * SECOND)
         return Bound(time_ns=max((time.time_ns() if now_ns is None else now_ns) - ago_ns, 0))
     fraction = re.search(r":\d\d\.(\d{1,9})", text)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import Annotated, Any
 
 import typer
 
 from penstock.cli.output import PROBLEM, JsonOption, emit_json, fail, stdout
-from penstock.errors import NotConnected, OptionsError, RetryError
+from penstock.errors import NotConnected, OptionsError, ProtocolError, RetryError
+from penstock.shown import UNSAFE
 
 __all__ = ["register", "ask_node"]
 
 HttpOption = Annotated[str, typer.Option("--http", help="Where the node's HTTP listens.", metavar="HOST:PORT")]
 TokenOption = Annotated[str | None, typer.Option(envvar="PENSTOCK_TOKEN", help="For a node that asks for one.")]
+MOST_BYTES = 64 << 20
+MOST_SAID = 500
+"""Characters that are shown of an answer that is an error: it may be the page of another server."""
 
 
 def register(app: typer.Typer) -> None:
@@ -73,7 +78,7 @@ def _since(text: str, now_ns: int) -> int:
     """
     import datetime as dt
 
-    if found := re.fullmatch(r"(\d+)([smhd])", text):
+    if found := re.fullmatch(r"([0-9]{1,15})([smhd])", text):
         return now_ns - int(found[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[found[2]] * 10**9
     try:
         moment = dt.datetime.fromisoformat(text)
@@ -84,27 +89,40 @@ def _since(text: str, now_ns: int) -> int:
     return int(moment.timestamp() * 1e9)
 
 
-def ask_node(address: str, path: str, token: str | None) -> Any:
-    """Return the answer of a node's API; what is wrong ends the command."""
+def ask_node(address: str, path: str, token: str | None, *names: str) -> Any:
+    """Return the answer of a node's API, an object with these ``names``; what is wrong ends the command."""
     import http.client
 
     import msgspec
 
+    from penstock.net.hosts import check_address
+
     host, _, number = address.rpartition(":")
-    if not number.isdigit():
+    if not re.fullmatch("[0-9]{1,18}", number):
         raise OptionsError(f"--http {address}: must be HOST:PORT")
-    connection = http.client.HTTPConnection(host.strip("[]") or "127.0.0.1", int(number), timeout=10)
+    host, port = host.strip("[]") or "127.0.0.1", int(number)
+    check_address(host, port)
+    if token is not None and UNSAFE.search(token):
+        raise OptionsError("--token: it has characters that no header can")
+    headers = {"Authorization": b"Bearer " + token.encode()} if token else {}
     try:
-        connection.request("GET", path, headers={"Authorization": f"Bearer {token}"} if token else {})
-        answer = connection.getresponse()
-        body = answer.read()
+        connection = http.client.HTTPConnection(host, port, timeout=10)
+        with contextlib.closing(connection):
+            connection.request("GET", path, headers=headers)
+            answer = connection.getresponse()
+            body = answer.read(MOST_BYTES)
     except (OSError, http.client.HTTPException) as exc:
         raise NotConnected(f"{address}: no node answers ({exc})") from None
-    finally:
-        connection.close()
     if answer.status != 200:
-        fail(f"{address}: {body.decode(errors='replace').strip()}", 2 if answer.status == 401 else PROBLEM)
-    return msgspec.json.decode(body)
+        said = body.decode(errors="replace").strip()[:MOST_SAID]
+        fail(f"{address}: {said or answer.reason}", 2 if answer.status == 401 else PROBLEM)
+    try:
+        found = msgspec.json.decode(body)
+        if not names or (isinstance(found, dict) and found.keys() >= set(names)):
+            return found
+    except (msgspec.MsgspecError, RecursionError):
+        pass
+    raise ProtocolError(address, path, "this is not what a node answers")
 
 
 def top(
@@ -122,7 +140,7 @@ def top(
 
     def look() -> dict[str, Any]:
         return {
-            "parts": ask_node(address, "/api/parts", token)["parts"],
+            "parts": ask_node(address, "/api/parts", token, "parts")["parts"],
             "disk": ask_node(address, "/api/disk", token),
             "ledger": ask_node(address, "/api/ledger", token),
         }

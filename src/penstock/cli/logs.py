@@ -13,7 +13,7 @@ from penstock.cli.output import (
     JsonOption,
     counted,
     emit_json,
-    emit_lines,
+    emit_text,
     print_facts,
     progress_bar,
     say_plain,
@@ -166,7 +166,7 @@ def verify(path: PathArgument, json: JsonOption = False, format: FormatOption = 
     if json:
         emit_json({"path": path, "format": kind, "ok": not problems, "problems": problems})
     else:
-        emit_lines(f"{visible(str(problem))}\n".encode() for problem in problems)
+        emit_text(map(str, problems))
         found = counted(len(problems), "problem") if problems else "no problem found"
         say_plain(f"{path}: {found}")
     if problems:

@@ -26,6 +26,7 @@ __all__ = [
     "emit_bytes",
     "emit_json",
     "emit_lines",
+    "emit_text",
     "fail",
     "json_line",
     "plain_handler",
@@ -101,6 +102,11 @@ def emit_lines(lines: Iterable[bytes]) -> None:
     if sys.stdout.isatty():
         lines = (visible(line.removesuffix(b"\n")).encode() + b"\n" for line in lines)
     _write(b"".join(lines))
+
+
+def emit_text(lines: Iterable[str]) -> None:
+    """Print lines of text; what a terminal would act upon is escaped, and so are bytes of names that are not UTF-8."""
+    emit_lines(f"{visible(line)}\n".encode() for line in lines)
 
 
 def _write(data: bytes) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.output import PROBLEM, JsonOption, emit_json, emit_lines, say_problem, stderr, stdout
+from penstock.cli.output import PROBLEM, JsonOption, emit_json, emit_lines, emit_text, say_problem, stderr, stdout
 from penstock.errors import NotFoundError, OptionsError
 
 if TYPE_CHECKING:
@@ -134,8 +134,8 @@ def check(
     if json:
         emit_json({"path": path, "ok": not mistakes, "mistakes": mistakes, "changes": differences})
     else:
-        emit_lines(f"{path}: {mistake}\n".encode() for mistake in mistakes)
-        emit_lines(f"{difference}\n".encode() for difference in differences)
+        emit_text(f"{path}: {mistake}" for mistake in mistakes)
+        emit_text(differences)
         if not mistakes:
             stderr.print(f"{path}: no mistake found", soft_wrap=True)
     if mistakes:
@@ -177,7 +177,7 @@ def health(
     """
     from penstock.cli.ledger import ask_node
 
-    found = ask_node(address, "/api/health", token)
+    found = ask_node(address, "/api/health", token, "ready", "reason", "parts")
     if json:
         emit_json(found)
     else:

@@ -11,7 +11,7 @@ from penstock.cli.output import (
     JsonOption,
     counted,
     emit_json,
-    emit_lines,
+    emit_text,
     print_facts,
     progress_bar,
     say_plain,
@@ -130,7 +130,7 @@ def verify(url: UrlArgument, json: JsonOption = False) -> None:
         if json:
             emit_json({"path": place, "ok": not problems, "problems": problems})
         else:
-            emit_lines(f"{problem}\n".encode() for problem in problems)
+            emit_text(map(str, problems))
             say_plain(f"{place}: {counted(len(problems), 'problem') if problems else 'no problem found'}")
     if bad:
         raise typer.Exit(PROBLEM)

@@ -13,6 +13,7 @@ from penstock.cli.output import (
     JsonOption,
     emit_json,
     emit_lines,
+    emit_text,
     json_line,
     print_facts,
     say_problem,
@@ -143,9 +144,9 @@ def verify(path: PathArgument, json: JsonOption = False) -> None:
     if json:
         emit_json({"path": path, "entries": entries, "digest": digest, "problems": problems})
     elif problems:
-        emit_lines(f"{problem}\n".encode() for problem in problems)
+        emit_text(map(str, problems))
     else:
-        emit_lines([f"{path}: {entries} entries, digest {digest}, no problem\n".encode()])
+        emit_text([f"{path}: {entries} entries, digest {digest}, no problem"])
     if problems:
         raise typer.Exit(PROBLEM)
 

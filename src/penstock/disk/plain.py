@@ -96,6 +96,10 @@ def parse_toml(text: str, path: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except RecursionError:
         raise OptionsError(f"{path}: it goes too deep") from None
+    except tomllib.TOMLDecodeError:
+        raise
+    except ValueError:  # the one other: Python reads no number of so many digits
+        raise OptionsError(f"{path}: a number with more digits than any that is meant here") from None
 
 
 def create_private(path: str) -> BinaryIO:

@@ -19,6 +19,7 @@ from penstock.disk import Disk, save_atomically
 from penstock.errors import ReplacedError
 from penstock.log.face import LogReader
 from penstock.log.sidecar import decode_json
+from penstock.shown import as_utf8
 
 __all__ = ["Source", "SourceNote", "source_of"]
 
@@ -48,7 +49,7 @@ class Source(msgspec.Struct, frozen=True):
 
 def source_of(log: LogReader) -> Source:
     """Return which log this is."""
-    return Source(log.stat().get("log_id"), log.format, log.path)
+    return Source(log.stat().get("log_id"), log.format, as_utf8(log.path))
 
 
 class SourceNote:

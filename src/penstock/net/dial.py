@@ -15,6 +15,7 @@ import msgspec
 
 from penstock.errors import NotConnected, OptionsError, ProtocolError, Timeout
 from penstock.net.connection import ByteFilter, Connection, ConnectionOptions, Core, Peer
+from penstock.net.hosts import check_address
 from penstock.net.tls import TlsFilter
 from penstock.net.turns import LoopTurns
 from penstock.net.unixpath import short_path
@@ -41,6 +42,10 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     tls: bool = False
     websocket: str | None = None
     """The address of the upgrade request."""
+
+    def __post_init__(self) -> None:
+        if self.path is None:
+            check_address(self.host, self.port)
 
     @classmethod
     def parse(cls, text: str, ports: Mapping[str, int] = {"mqtt": 1883, "mqtts": 8883}) -> Target:

@@ -21,6 +21,7 @@ import msgspec
 from penstock.errors import LockedError, OptionsError
 from penstock.metrics import Metric
 from penstock.net.connection import ByteFilter, Connection, ConnectionOptions, Core, Peer
+from penstock.net.hosts import check_address
 from penstock.net.limits import Admission
 from penstock.net.proxy import ProxyHeader
 from penstock.net.tls import Tls, TlsFilter
@@ -71,8 +72,10 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.path is not None and (self.host != "127.0.0.1" or self.port):
             raise OptionsError(f"{self.name}: a unix socket has a path, not a host")
-        if not 0 <= self.port <= 65_535:
-            raise OptionsError(f"{self.name}: port {self.port} does not exist")
+        try:
+            check_address(self.host, self.port)
+        except OptionsError as exc:
+            raise OptionsError(f"{self.name}: {exc}") from None
 
 
 class Listeners:

@@ -22,10 +22,9 @@ from typing import Final
 
 import msgspec
 
-from penstock.disk import disk_for
-from penstock.disk.plain import create_private, make_folders, open_below, read_small, stays_below
+from penstock.disk.plain import create_private, is_below, make_folders, open_below, read_small, stays_below
 from penstock.disk.posix import folder_of
-from penstock.disk.tree import remove_tree, staged, sync_tree
+from penstock.disk.tree import check_vacant, put_in_place, remove_tree, staged, sync_tree
 from penstock.errors import CorruptionError, ExpiredError, OptionsError, PenstockError, RetryError
 from penstock.log.detect import open_log
 from penstock.log.find import find_logs
@@ -100,11 +99,13 @@ def back_up(data: str, target: str, tell: Tell = lambda _: None) -> BackupReport
     """
     if not os.path.isdir(data):
         raise OptionsError(f"{data}: there is no such data directory")
-    _check_vacant(target)
+    if is_below(data, target):
+        raise OptionsError(f"{target}: this is inside of what is copied")
     check_version(data, note=False)  # a look, which makes nothing
+    make_folders(folder_of(target))
+    check_vacant(target)
     stage = os.path.join(data, STAGE)
     remove_tree(stage)
-    make_folders(folder_of(target))
     with staged(target, "backup") as partial, contextlib.ExitStack() as held_files:
         held_files.callback(remove_tree, stage)
         tell("holding files")
@@ -125,8 +126,7 @@ def back_up(data: str, target: str, tell: Tell = lambda _: None) -> BackupReport
         report = msgspec.structs.replace(_compared(data, partial, files), left_out=left_out)
         _write_manifest(partial, report)
         sync_tree(partial)
-        os.rename(partial, target)
-        disk_for(target).sync_folder(folder_of(target))
+        put_in_place(partial, target)
         return report
 
 
@@ -142,8 +142,8 @@ def restore(backup: str, data: str, tell: Tell = lambda _: None) -> BackupReport
     for name in (*report.files, *(log.path for log in report.logs), *report.stores):
         if not stays_below(name):
             raise CorruptionError(path, 0, f"{name!r} is not in the backup")
-    _check_vacant(data)
     make_folders(folder_of(data))
+    check_vacant(data)
     with staged(data, "restore") as partial:
         tell("copying")
         for name, digest in report.files.items():
@@ -160,9 +160,7 @@ def restore(backup: str, data: str, tell: Tell = lambda _: None) -> BackupReport
             if _store_digest(os.path.join(partial, name)) != digest:
                 raise CorruptionError(os.path.join(backup, name), 0, "its entries are not those that were backed up")
         sync_tree(partial)
-        if os.path.isdir(data):
-            os.rmdir(data)
-        os.rename(partial, data)
+        put_in_place(partial, data)
         return report
 
 
@@ -178,11 +176,6 @@ def _engine_stores(data: str) -> list[str]:
 
 def _below(name: str, folders: list[str]) -> bool:
     return any(name == folder or name.startswith(f"{folder}/") for folder in folders)
-
-
-def _check_vacant(path: str) -> None:
-    if os.path.exists(path) and (not os.path.isdir(path) or os.listdir(path)):
-        raise OptionsError(f"{path}: there is something here already")
 
 
 def _files_of(root: str, left_out: list[str]) -> Iterator[str]:

@@ -19,6 +19,7 @@ import msgspec
 
 from penstock.lifecycle import Health, State
 from penstock.node.options import HttpOptions
+from penstock.shown import json_line
 
 __all__ = ["HttpAnswer", "HttpServer", "Route"]
 
@@ -51,7 +52,7 @@ class HttpAnswer(msgspec.Struct, frozen=True):
     @classmethod
     def json(cls, value: Any, status: HTTPStatus = HTTPStatus.OK) -> HttpAnswer:
         """Return a value as JSON."""
-        return cls(msgspec.json.encode(value), "application/json", status)
+        return cls(json_line(value).removesuffix(b"\n"), "application/json", status)
 
 
 Route = Callable[[], Awaitable[HttpAnswer]]

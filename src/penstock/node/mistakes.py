@@ -17,6 +17,7 @@ import msgspec
 
 from penstock.disk.plain import parse_toml
 from penstock.errors import OptionsError
+from penstock.shown import SURROGATE
 
 __all__ = ["CrossedError", "Mistake", "read_table", "check_table", "dotted"]
 
@@ -174,6 +175,9 @@ def _check_struct(table: ConfigTable, path: Path, value: Any, kind: Any, mistake
 
 
 def _check_value(table: ConfigTable, path: Path, value: Any, hint: Any, mistakes: list[Mistake]) -> None:
+    if isinstance(value, str) and SURROGATE.search(value):  # of the environment or a command line
+        mistakes.append(table.mistake(path, "must be UTF-8"))
+        return
     structs = [one for one in _choices(hint) if isinstance(one, type) and issubclass(one, msgspec.Struct)]
     if structs and isinstance(value, dict):
         _check_struct(table, path, value, structs[0], mistakes)
@@ -304,8 +308,8 @@ def _override(values: dict[str, Any], names: list[str], text: str) -> str:
             return f"{name} is a value, not a table"
         values = inner
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        value = parse_toml(f"value = {text}", "")["value"]
+    except (OptionsError, tomllib.TOMLDecodeError):
         value = text  # most values need no quotes here
     values[names[-1]] = value
     return ""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import http.server
 import os
 import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -71,16 +73,48 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("pipeline run nothing ticks", 2, "nothing: not one of aggregate, audit"),
         ("pipeline run os:getcwd ticks --every 1", 2, "--every is for a stream"),
         ("pipeline run os:getcwd ticks --set limit", 2, "'limit': write it as name=value"),
+        ("health --http here", 2, "--http here: must be HOST:PORT"),
+        ("health --http 127.0.0.1:70000", 2, "port 70000 does not exist"),
+        ("health --http 127.0.0.1:1 --token a\tb", 2, "--token: it has characters that no header can"),
+        ("top --once --http a..b:80", 2, "'a..b': this is no name of a host"),
+        ("write ticks x --node a..b:80", 2, "'a..b': this is no name of a host"),
+        ("mqtt pub -h a..b -t t -m x", 2, "'a..b': this is no name of a host"),
+        ("mqtt pub -p 70000 -t t -m x", 2, "port 70000 does not exist"),
+        ("channels members ops --user ann --server plain://a..b:1", 2, "'a..b': this is no name of a host"),
+        (f"cat ticks --from {'9' * 5000}", 2, "not earliest, latest, a position, a time"),
+        (f"cat ticks --to {'9' * 400}d", 2, "not earliest, latest, a position, a time"),
+        (f"ledger . --since {'9' * 5000}h", 2, "give 24h, 7d, or a time"),
     ],
 )
 def test_an_error_is_one_line_and_a_code(place: Path, words: str, code: int, says: str) -> None:
     before = sorted(place.rglob("*"))
-    done = penstock(*words.split(), cwd=place)
+    done = penstock(*words.split(" "), cwd=place)
     assert (done.returncode, done.stdout) == (code, "")
     assert done.stderr.startswith("penstock: ")
     assert says in done.stderr
     assert done.stderr.count("\n") == 1
     assert sorted(place.rglob("*")) == before  # nothing is left behind either
+
+
+@pytest.mark.parametrize("page", [b"<html>", b'{"database":"ok"}', b"[1]", b"[" * 100_000], ids=range(4))
+def test_another_server_at_the_address_of_a_node_is_told_from_one(page: bytes) -> None:
+    class Other(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(page)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Other) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"127.0.0.1:{server.server_port}"
+        for words, path in ((["health"], "/api/health"), (["top", "--once"], "/api/parts")):
+            done = penstock(*words, "--http", address)
+            assert (done.returncode, done.stdout) == (1, "")
+            assert done.stderr == f"penstock: {address} in {path}: this is not what a node answers\n"
+        server.shutdown()
 
 
 @pytest.mark.parametrize("words", ["cat ticks --jsn", "cat", "kv frobnicate", "cat ticks --limit many"])

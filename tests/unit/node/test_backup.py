@@ -132,12 +132,55 @@ def test_a_channel_that_rolls_after_its_newest_file_was_copied_is_whole_in_the_b
     assert len(payloads(tmp_path / "again" / "logs" / "b")) == 3010
 
 
+def test_a_backup_and_what_is_restored_of_it_have_their_names_when_the_power_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data" / "logs").mkdir(parents=True)
+    with MessageLog.open(tmp_path / "data" / "logs" / "a") as log:
+        log.append(b"one")
+    (tmp_path / "backups").mkdir()
+    (tmp_path / "again").mkdir()
+    synced: list[int] = []
+    sync = os.fsync
+
+    def noted(fd: int) -> None:
+        synced.append(os.fstat(fd).st_ino)
+        sync(fd)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    back_up(str(tmp_path / "data"), str(tmp_path / "backups" / "one"))
+    assert synced[-1] == (tmp_path / "backups").stat().st_ino
+    restore(str(tmp_path / "backups" / "one"), str(tmp_path / "again" / "data"))
+    assert synced[-1] == (tmp_path / "again").stat().st_ino
+    assert payloads(tmp_path / "again" / "data" / "logs" / "a") == [b"one"]
+
+
+def test_a_backup_takes_the_place_of_nothing(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    (data / "logs").mkdir(parents=True)
+    with MessageLog.open(data / "logs" / "a") as log:
+        log.append(b"one")
+    back_up(str(data), str(tmp_path / "backup"))
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "file").write_text("mine")
+    for place in ("link", "file", "backup"):
+        with pytest.raises(OptionsError, match="something is here already"):
+            back_up(str(data), str(tmp_path / place))
+        with pytest.raises(OptionsError, match="something is here already"):
+            restore(str(tmp_path / "backup"), str(tmp_path / place))
+    for place in (data, data / "logs" / "backup"):
+        with pytest.raises(OptionsError, match=r"inside of what is copied|something is here already"):
+            back_up(str(data), str(place))
+    assert sorted(path.name for path in data.iterdir()) == ["logs"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["backup", "data", "file", "link"]
+
+
 def test_a_backup_that_was_changed_is_not_restored(tmp_path: Path) -> None:
     (tmp_path / "data" / "logs").mkdir(parents=True)
     with MessageLog.open(tmp_path / "data" / "logs" / "a") as log:
         log.append_many([b"x"] * 10)
     back_up(str(tmp_path / "data"), str(tmp_path / "copy"))
-    with pytest.raises(OptionsError, match="something here already"):
+    with pytest.raises(OptionsError, match="something is here already"):
         restore(str(tmp_path / "copy"), str(tmp_path / "data"))
     (segment,) = (tmp_path / "copy" / "logs" / "a").glob("*.log")
     data = segment.read_bytes()

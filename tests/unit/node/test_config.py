@@ -285,6 +285,15 @@ def test_a_mistake_in_the_environment_names_its_variable() -> None:
     assert (second.key, second.reason) == ("PENSTOCK__MQTT__PRT", "there is no such key; did you mean port?")
 
 
+def test_what_no_value_can_be_is_a_mistake_and_no_end() -> None:
+    digits = "9" * 5000  # more than Python reads
+    assert "more digits" in str(check_config(f"[mqtt]\nport = {digits}\n", {})[1][0])
+    assert "whole number" in str(check_config("", {"PENSTOCK__MQTT__PORT": digits})[1][0])
+    assert str(check_config("", {"PENSTOCK__DATA": "p\udcfcmp"})[1][0]) == "PENSTOCK__DATA: must be UTF-8"
+    with pytest.raises(OptionsError, match="data: must be UTF-8"):
+        load_config(None, {"data": "p\udcfcmp"})
+
+
 def test_a_table_that_is_none_is_a_mistake_with_a_command_line_too(tmp_path: Path) -> None:
     (tmp_path / "penstock.toml").write_text("mqtt = 5\n")
     with pytest.raises(OptionsError, match="line 1: mqtt: must be a table, not a whole number"):

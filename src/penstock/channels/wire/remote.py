@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Self
 
@@ -332,7 +333,7 @@ def endpoint_of(name: str, address: str, socket_path: str) -> Endpoint:
     if socket_path:
         return Endpoint(name=name, path=socket_path)
     host, _, port = address.rpartition(":")
-    if not port.isdigit():
+    if not re.fullmatch("[0-9]{1,18}", port):
         raise OptionsError(f"{name}: {address!r} is no host:port")
     return Endpoint(name=name, host=host.strip("[]") or "127.0.0.1", port=int(port))
 

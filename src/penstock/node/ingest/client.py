@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import socket
 import threading
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from penstock import errors
 from penstock.batch import Batch
 from penstock.errors import ClosedError, NotConnected, OptionsError, PenstockError, RetryError, Timeout
+from penstock.net.hosts import check_address
 from penstock.net.unixpath import short_path
 from penstock.node.ingest import wire
 from penstock.node.ingest.server import socket_path
@@ -337,8 +339,10 @@ class IngestWriter:
 def _place(node: str) -> str | tuple[str, int]:
     """Return where a node takes records: of a data directory, a socket or HOST:PORT."""
     host, colon, port = node.rpartition(":")
-    if colon and port.isdigit() and "/" not in port and not os.path.exists(node):
-        return host.strip("[]") or "127.0.0.1", int(port)
+    if colon and re.fullmatch("[0-9]{1,18}", port) and not os.path.exists(node):
+        place = host.strip("[]") or "127.0.0.1", int(port)
+        check_address(*place)
+        return place
     return node if node.endswith(".sock") else socket_path(node)
 
 
