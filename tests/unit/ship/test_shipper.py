@@ -23,8 +23,7 @@ from penstock.errors import (
 from penstock.log.detect import open_log
 from penstock.log.face import Cuttable, LogReader
 from penstock.log.sidecar import sidecar_of
-from penstock.ship import ShipOptions, Shipper, TieredLog, empty_trash, forget_before, remove_orphans, restore_span
-from penstock.ship.fence import read_head
+from penstock.ship import ShipOptions, Shipper, TieredLog, empty_trash, forget_before, restore_span
 from penstock.ship.manifest import decode_head, encode_head
 from penstock.testing.clock import FakeClock
 
@@ -354,7 +353,25 @@ def test_a_span_is_brought_back_with_its_positions(format: str, tmp_path: Path) 
         restore_span(tmp_path / "up/log", tmp_path / "back")
 
 
-# --- Damage and pruning
+def test_a_span_is_not_brought_back_into_the_files_of_a_channel(tmp_path: Path) -> None:
+    from penstock.disk import object_store_for
+
+    with open_writer("xchannel", tmp_path / "log", keep_files=2, roll_bytes=1 << 20) as writer:
+        for start in range(0, 50, 10):
+            fill("xchannel", writer, start, 10)
+            with Shipper(tmp_path / "log", object_store_for(tmp_path / "up")) as shipper:
+                shipper.step()
+                entries = shipper.head.segments
+    assert not (tmp_path / "log").exists()
+    for name in ("log.penstock-id", "log.penstock-lock"):  # as beside a foreign channel
+        (tmp_path / name).unlink()
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(OptionsError, match="a channel is here already"):
+        restore_span(tmp_path / "up/log", tmp_path / "log", entries[0].first, entries[0].next)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+# --- Damage
 
 
 def test_a_changed_object_never_reaches_a_reader(store: Obstore, tmp_path: Path) -> None:
@@ -370,54 +387,6 @@ def test_a_changed_object_never_reaches_a_reader(store: Obstore, tmp_path: Path)
             remote.read(remote.first_position)
         (problem,) = remote.verify()
         assert "BLAKE3" in problem.reason
-
-
-def test_old_segments_are_forgotten_first_and_removed_after_the_grace(store: Obstore, tmp_path: Path) -> None:
-    clock = FakeClock()
-    options = ShipOptions(page_entries=2, batch_bytes=1)
-    with open_writer("messagelog", tmp_path / "log") as writer:
-        for start in range(0, 70, 10):
-            fill("messagelog", writer, start, 10)
-        with Shipper(tmp_path / "log", store, options=options, clock=clock) as shipper:
-            while shipper.step():
-                pass
-        head = forget_before(store, "log", 45, clock=clock)
-        assert head.first == 41
-        with shipped(store) as remote:
-            assert remote.first_position == 41
-            with pytest.raises(ExpiredError, match="41"):
-                remote.read(5)
-            assert len(read_all(remote)) == 30
-        assert empty_trash(store, "log", 3600, clock=clock) == []
-        clock.pass_(3601)
-        gone = empty_trash(store, "log", 3600, clock=clock)
-        assert len(gone) == 2 + 4 * 2  # two pages, and what they name with its indexes
-        found = read_head(store, "log")
-        assert found is not None
-        assert found[0].trash == ()
-        with Shipper(tmp_path / "log", store, options=options, clock=clock) as shipper:
-            fill("messagelog", writer, 70, 10)
-            assert shipper.step() == 1
-    with shipped(store) as remote:
-        assert len(read_all(remote)) == 40
-        assert list(remote.verify()) == []
-
-
-def test_what_was_put_and_never_named_is_found(store: Obstore, tmp_path: Path) -> None:
-    with open_writer("messagelog", tmp_path / "log") as writer:
-        fill("messagelog", writer, 0, 10)
-        with Shipper(tmp_path / "log", store) as shipper:
-            shipper.step()
-    store.put("log.segments/0000000000000001-ffffffffffffffff.log", b"left over")
-    store.put("log.segments/00000000000000ff-ffffffffffffffff.log", b"not named yet")
-    store.put("log.segments/zzzzzzzzzzzzzzzz-ffffffffffffffff.log", b"of somebody else")
-    import time
-
-    assert remove_orphans(store, "log", 3600) == []
-    later = FakeClock(now_ns=time.time_ns() + 10**13)
-    assert remove_orphans(store, "log", 3600, clock=later) == ["log.segments/0000000000000001-ffffffffffffffff.log"]
-    with shipped(store) as remote:
-        assert list(remote.verify()) == []
 
 
 # --- How fast, and how far
