@@ -254,6 +254,25 @@ def test_shipping_a_queue_that_nobody_has_read_takes_nothing_from_it(store: Obst
         assert writer.folder.first_position() > 0  # read and shipped: now it goes
 
 
+def test_segments_that_retention_takes_while_they_are_listed_are_no_damage(store: Obstore, tmp_path: Path) -> None:
+    from penstock.disk import PosixDisk
+    from penstock.ship.segments import sealed_segments
+
+    class Racing(PosixDisk):
+        def list(self, folder: str) -> list[str]:
+            names = super().list(folder)
+            for name in ("segment.0", "segment.1"):
+                (tmp_path / "log" / name).unlink(missing_ok=True)
+            return names
+
+    with open_writer("filechannel", tmp_path / "log", collect=False) as writer:
+        for start in range(0, 50, 10):
+            fill("filechannel", writer, start, 10)
+        with open_log(str(tmp_path / "log")) as log:
+            wanted = list(sealed_segments(_disk(), log, 0))
+            assert list(sealed_segments(Racing(), log, 0)) == wanted[2:]
+
+
 def test_a_segment_whose_object_is_gone_is_not_deleted_here(store: Obstore, tmp_path: Path) -> None:
     with open_writer("messagelog", tmp_path / "log") as writer:
         wanted = [p for start in range(0, 30, 10) for p in fill("messagelog", writer, start, 10)]
@@ -264,6 +283,45 @@ def test_a_segment_whose_object_is_gone_is_not_deleted_here(store: Obstore, tmp_
             shipper.step()
         with open_log(str(tmp_path / "log")) as log:
             assert read_all(log) == wanted
+
+
+def test_segments_of_a_page_go_with_one_look_at_it_and_stay_when_it_was_pruned(store: Obstore, tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    class Asked(Obstore):
+        def get(self, key: str, *, most: int | None = None) -> Any:
+            asked.append(key)
+            return super().get(key, most=most)
+
+    def first_here() -> int:
+        with open_log(str(tmp_path / "log")) as log:
+            return log.first_position
+
+    clock, options = FakeClock(), ShipOptions(delete_local=True, page_entries=4, batch_bytes=1)
+    with open_writer("messagelog", tmp_path / "log") as writer:
+        for start in range(0, 120, 10):
+            fill("messagelog", writer, start, 10)
+        place = Asked(store._store, store.url)
+        with Shipper(tmp_path / "log", place, options=options, clock=clock) as shipper:
+            sidecar = sidecar_of(_disk(), str(tmp_path / "log"))
+            sidecar.write_cursor("late", 1)
+            while shipper.step():
+                pass
+            assert len(shipper.head.pages) == 2
+            asked.clear()
+            sidecar.write_cursor("late", 41)
+            shipper.step()
+            assert len([key for key in asked if ".pages/" in key]) == 1
+            assert first_here() == 41
+            forget_before(store, "log", 81, clock=clock)
+            clock.pass_(2)
+            empty_trash(store, "log", 1, clock=clock)
+            sidecar.write_cursor("late", 81)
+            assert shipper.step() == 0  # it has not seen that head yet
+            assert first_here() == 41
+            fill("messagelog", writer, 120, 10)
+            assert shipper.step() == 1
+            assert first_here() == 81
 
 
 def test_retention_of_a_log_waits_for_what_is_not_shipped(store: Obstore, tmp_path: Path) -> None:
