@@ -20,7 +20,7 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 from urllib.parse import unquote, urlsplit
@@ -435,7 +435,11 @@ def check_conditions(store: ObjectStore, key: str) -> None:
         raise NotFoundError(f"{store.url}: there is no such bucket: nothing can be put there") from None
     try:
         publish(store, key, b"2", tag)
-        for attempt in (lambda: store.create(key, b"3"), lambda: store.swap(key, b"4", tag)):
+        must_fail: tuple[Callable[[], Tag], ...] = (
+            lambda: store.create(key, b"3"),
+            lambda: store.swap(key, b"4", tag),
+        )
+        for attempt in must_fail:
             with contextlib.suppress(ConflictError):
                 attempt()
                 raise UnsupportedError(
