@@ -89,7 +89,7 @@ models: env  ## the models of the guards on large bounds
 	@$(PYTEST) -q -s tests/models --long --timeout 7200
 
 objects: env  ## artifacts and shipping under kills, long form
-	@$(PYTEST) -q -s tests/integration/objects tests/unit/ship/test_edge_fleet.py tests/unit/artifact/test_transport.py --long --timeout 7200
+	@$(PYTEST) -q -s tests/integration/objects tests/unit/ship/test_edge_fleet.py tests/unit/artifact/test_tar.py --long --timeout 7200
 
 spark-full: env  ## cluster and pipelines
 	@$(PYTEST) -q -s tests/integration/spark tests/crash/test_spark_kill.py tests/integration/test_examples.py tests/integration/test_howto.py --long --timeout 7200

@@ -19,7 +19,7 @@ from typing import Literal
 
 import msgspec
 
-from penstock.artifact.imports import import_artifact
+from penstock.artifact.imports import MARK, import_artifact
 from penstock.artifact.manifest import ExportManifest
 from penstock.artifact.transport import Transport
 from penstock.disk import disk_for, in_disk_thread
@@ -205,8 +205,8 @@ def _fetch(transport: Transport, key: str, path: str) -> ExportManifest:
         fail_point("artifact.bootstrap.imported")
         disk, aside = disk_for(path), path + ASIDE
         remove_tree(aside)
+        remove_tree(path + MARK)  # it says how far the old file was synced, also where that was removed
         if disk.stat(path) is not None:
-            remove_tree(path + ".penstock-mark")  # it says how far the old file was synced
             disk.rename(path, aside)
             fail_point("artifact.bootstrap.aside")
         disk.rename(made, path)

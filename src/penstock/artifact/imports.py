@@ -13,7 +13,7 @@ from penstock.artifact.manifest import MANIFEST_FILE, MANIFEST_MAX_BYTES, Export
 from penstock.disk import Threads, disk_for, read_disk_for
 from penstock.disk.failpoint import fail_point
 from penstock.disk.plain import make_folders
-from penstock.disk.tree import check_vacant, put_in_place, regular_files, staged, sync_tree
+from penstock.disk.tree import check_vacant, put_in_place, regular_files, remove_tree, staged, sync_tree
 from penstock.errors import CorruptionError, PenstockError
 from penstock.store import AppendLogStore
 from penstock.types import Problem
@@ -21,6 +21,7 @@ from penstock.types import Problem
 __all__ = ["import_artifact", "read_manifest", "verify_artifact"]
 
 COPY_BYTES = 1 << 20
+MARK = ".penstock-mark"
 
 
 def read_manifest(artifact: str | os.PathLike[str]) -> ExportManifest:
@@ -91,6 +92,7 @@ def import_artifact(
         sync_tree(stage)
         made = f"{stage}/{FOLD_FILE}" if manifest.backend == AppendLogStore.backend else f"{stage}/data"
         fail_point("artifact.import.checked")
+        remove_tree(destination + MARK)  # of a store that was removed: it says how far that one was synced
         put_in_place(made, destination)
         fail_point("artifact.import.named")
     return manifest

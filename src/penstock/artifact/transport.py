@@ -7,7 +7,8 @@ What must stay true:
 3. What is pruned is strictly older than the pointer (``payload_prunable``), so nothing that can still be published
    goes, and the target of the pointer is always there.
 
-A store that cannot compare and swap is refused, unless the caller takes the risk by name.
+A store that cannot compare and swap, or does not do so when it is asked to, is refused, unless the caller takes the
+risk by name.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import json
 import logging
 import os
 import re
+import uuid
 from collections.abc import Callable
 from typing import Final, Literal, cast
 
@@ -37,7 +39,7 @@ from penstock.artifact.tar import pack, unpack
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.disk import ObjectOptions, ObjectStore, is_url, object_store_for
 from penstock.disk.failpoint import fail_point
-from penstock.disk.objectstore import ObjectInfo, publish, split_url
+from penstock.disk.objectstore import ObjectInfo, check_conditions, publish, split_url
 from penstock.disk.tree import check_vacant, put_in_place, staged, sync_tree
 from penstock.errors import ConflictError, CorruptionError, OptionsError, RetryError, UnsupportedError
 from penstock.fold.guards import payload_prunable, pointer_publish_allowed
@@ -96,6 +98,7 @@ class Transport:
     ) -> None:
         self.store, self.prefix = store, prefix
         self._non_atomic, self._clock = allow_non_atomic_pointer, clock
+        self._keeps_conditions = False
 
     # --- Up
 
@@ -109,12 +112,29 @@ class Transport:
         manifest = decode_manifest(data, path)
         place = self._place(key)
         name = place.payload(payload_name(data, manifest.rank))
+        self._check_conditions(place)
         fail_point("artifact.upload.before")
         self.store.put(name, pack(artifact, manifest, data, progress))
         fail_point("artifact.upload.payload")
         outcome = self._publish(place, data, manifest)
         fail_point("artifact.upload.published")
         return outcome
+
+    def _check_conditions(self, place: ArtifactNames) -> None:
+        """Refuse a store that ignores conditions, before anything goes up to it."""
+        if self._non_atomic or self._keeps_conditions:
+            return
+        try:
+            check_conditions(self.store, f"{place.pointer}.probe-{uuid.uuid4().hex}")
+        except UnsupportedError as exc:
+            raise self._not_atomic(place, exc) from None
+        self._keeps_conditions = True
+
+    def _not_atomic(self, place: ArtifactNames, exc: UnsupportedError) -> UnsupportedError:
+        return UnsupportedError(
+            f"{self.store.url}: this store has no conditional put, so publishers of {place.key!r} could "
+            f"undo each other; allow_non_atomic_pointer=True (--non-atomic) takes that risk: {exc}"
+        )
 
     def _publish(self, place: ArtifactNames, data: bytes, manifest: ExportManifest) -> Outcome:
         problem: Exception | None = None
@@ -133,10 +153,7 @@ class Transport:
                 problem = exc  # someone was first, or nobody knows: look again
             except UnsupportedError as exc:
                 if not self._non_atomic:
-                    raise UnsupportedError(
-                        f"{self.store.url}: this store has no conditional put, so publishers of {place.key!r} could "
-                        f"undo each other; allow_non_atomic_pointer=True (--non-atomic) takes that risk: {exc}"
-                    ) from None
+                    raise self._not_atomic(place, exc) from None
                 _log.warning("%s: the pointer of %r is put without a condition", self.store.url, place.key)
                 self.store.put(place.pointer, data)
                 return Outcome("published")

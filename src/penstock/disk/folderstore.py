@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
@@ -24,6 +26,10 @@ __all__ = ["FolderStore"]
 
 LOCK: Final = ".penstock-lock"
 HIDDEN: Final = ".penstock-"
+LEFT: Final = re.compile(r"\.penstock-[0-9a-f]{32}", re.ASCII)
+"""The name of an object that is being written."""
+LEFT_SECONDS: Final = 3600.0
+"""One that nobody has written to for so long is of a process that was killed."""
 TURN_SECONDS: Final = 30.0
 CHUNK_BYTES: Final = 1 << 20
 
@@ -47,6 +53,7 @@ class FolderStore:
         self.url = self.root
         self._disk = disk or PosixDisk()
         self._turn = threading.Lock()
+        self._tidied: set[str] = set()
         self._is_link: Callable[[str], bool] | None = getattr(self._disk, "is_link", None)
 
     def get(self, key: str, *, most: int | None = None) -> tuple[bytes, ObjectInfo]:
@@ -110,6 +117,7 @@ class FolderStore:
         """Write an object."""
         path = self._path(key)
         self._make_folders(folder_of(path))
+        self._remove_left(folder_of(path))
         temporary = f"{folder_of(path)}/{HIDDEN}{uuid.uuid4().hex}"
         try:
             with self._disk.create(temporary) as file:
@@ -165,6 +173,18 @@ class FolderStore:
                 if self._is_link(path):
                     raise OSError(errno.ELOOP, "a symbolic link, which is not followed here", path)
         return f"{self.root}/{key}"
+
+    def _remove_left(self, folder: str) -> None:
+        """Remove what killed processes left half written in a folder, when it is first written to."""
+        if folder in self._tidied:
+            return
+        self._tidied.add(folder)
+        for name in self._disk.list(folder):
+            if LEFT.fullmatch(name):
+                found = self._disk.stat(f"{folder}/{name}")
+                if found is not None and time.time_ns() - found.modified_ns > LEFT_SECONDS * 1e9:
+                    with contextlib.suppress(OSError):
+                        self._disk.remove(f"{folder}/{name}")
 
     def _make_folders(self, path: str) -> None:
         if self._disk.stat(path) is not None:

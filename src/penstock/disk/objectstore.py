@@ -16,10 +16,11 @@ import contextlib
 import datetime as dt
 import errno
 import functools
+import logging
 import os
 import re
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 from urllib.parse import unquote, urlsplit
@@ -40,6 +41,8 @@ from penstock.errors import (
 
 __all__ = ["ObjectStore", "ObjectInfo", "ObjectOptions", "Tag", "Obstore", "publish", "split_url", "check_conditions"]
 
+_log = logging.getLogger("penstock.disk")
+
 SCHEMES: Final = ("s3", "s3a", "gs", "az", "abfs", "abfss", "memory", "file")
 ENDPOINTS: Final = {
     "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
@@ -53,6 +56,12 @@ USER: Final = re.compile(r"(\w://)[^/\s@]*@")
 QUERY: Final = re.compile(r"(\w://[^\s?]*)\?[^\s)]*")
 NO_BUCKET: Final = ("NoSuchBucket", "ContainerNotFound", "The specified bucket does not exist")
 """How stores say that a bucket is missing, where the library has no class for it: when it is listed."""
+CODE: Final = re.compile(r"<Code>([\w.-]{1,80})</Code>")
+MESSAGE: Final = re.compile(r"<Message>([^<\n]{1,300})")
+"""Why a store refuses, in what it answers; the rest may repeat keys."""
+SKEWED: Final = "<Code>RequestTimeTooSkewed</Code>"
+DENIED: Final = ("status code: 403 ", "status code: 401 ")
+"""How the library says that access was denied where it has no class for it: of a listing."""
 METADATA: Final = "169.254.169.254"
 """Where the library asks when the environment has no credentials."""
 CREDENTIALS: Final = {
@@ -355,7 +364,10 @@ def _sorted(exc: Exception, where: str) -> Exception:
         return RevisionMismatch(f"{where} has changed")
     if isinstance(exc, exceptions.NotSupportedError):
         return UnsupportedError(f"{where}: {_line(exc)}")
-    if isinstance(exc, (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)):
+    if SKEWED in str(exc):  # clocks are set while machines run
+        return RetryError(f"{where}: the clock of this machine is wrong: {_line(exc)}")
+    denied = isinstance(exc, (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError))
+    if denied or any(said in str(exc) for said in DENIED):
         return OptionsError(f"{where}: access denied: {_line(exc)}")
     if any(said in str(exc) for said in NO_BUCKET):
         return OptionsError(f"{where}: there is no such bucket")  # and not "nothing is there": that may be waited for
@@ -367,7 +379,11 @@ def _sorted(exc: Exception, where: str) -> Exception:
 
 def _line(exc: BaseException) -> str:
     """Return what an error of the library says, in one line without what an address may carry besides: users, keys."""
-    text = (str(exc).strip().splitlines() or [type(exc).__name__])[0]
+    told = str(exc)
+    if (code := CODE.search(told)) is not None:
+        message = MESSAGE.search(told)
+        return f"{code[1]}: {message[1].strip()}" if message is not None else code[1]
+    text = (told.strip().splitlines() or [type(exc).__name__])[0]
     return QUERY.sub(r"\1", USER.sub(r"\1", text))[:300]
 
 
@@ -414,27 +430,26 @@ def check_conditions(store: ObjectStore, key: str) -> None:
     >>> check_conditions(Obstore(MemoryStore(), "memory://"), "probe")
     """
     try:
-        try:
-            tag = store.create(key, b"1")
-        except FileNotFoundError:
-            raise NotFoundError(f"{store.url}: there is no such bucket: nothing can be put there") from None
-        kept = 0
-        for attempt in (lambda: store.create(key, b"2"), lambda: _swap_stale(store, key, tag)):
-            try:
+        tag = publish(store, key, b"1", None)  # the library may have retried and met its own write
+    except FileNotFoundError:
+        raise NotFoundError(f"{store.url}: there is no such bucket: nothing can be put there") from None
+    try:
+        publish(store, key, b"2", tag)
+        must_fail: tuple[Callable[[], Tag], ...] = (
+            lambda: store.create(key, b"3"),
+            lambda: store.swap(key, b"4", tag),
+        )
+        for attempt in must_fail:
+            with contextlib.suppress(ConflictError):
                 attempt()
-            except ConflictError:
-                kept += 1
-        if kept < 2:
-            raise UnsupportedError(
-                f"{store.url}: this store ignores conditions of a put: two publishers could both win"
-            )
+                raise UnsupportedError(
+                    f"{store.url}: this store ignores conditions of a put: two publishers could both win"
+                )
     finally:
-        store.delete([key])
-
-
-def _swap_stale(store: ObjectStore, key: str, tag: Tag) -> None:
-    store.swap(key, b"3", tag)
-    store.swap(key, b"4", tag)
+        try:
+            store.delete([key])
+        except (PenstockError, OSError) as exc:  # who may put need not be allowed to remove
+            _log.warning("%s; a byte on which conditions were tried stays there", exc)
 
 
 # --- From a URL to a store

@@ -43,6 +43,8 @@ BAD_LOG: Final = (CorruptionError, ExpiredError, ReplacedError, UnsupportedError
 """What may be wrong with one log of many."""
 MANIFEST: Final = "compacted.json"
 FILE_BYTES: Final = 128 << 20
+ENTRY_BYTES: Final = 512
+"""What a file takes in the manifest beside its spans, and more."""
 
 
 class CompactedSpan(msgspec.Struct, frozen=True):
@@ -133,11 +135,11 @@ def compact_fleet(place: str, *, file_bytes: int = FILE_BYTES) -> Compacted:
         raise OptionsError(f"file_bytes={file_bytes}: must be at least 1")
     store = object_store_for(place)
     manifest, tag = read_compacted(store)
-    files: list[CompactedFile] = []
-    spans: list[CompactedSpan] = []
-    batches: list[tuple[str, str, str, Batch]] = []
-    held, problem = 0, None
+    made = _Making(store, manifest)
+    problem: PenstockError | None = None
     for path in find_shipped(place):
+        if made.full:
+            break
         name = path[len(place.rstrip("/")) + 1 :]
         try:
             log = ShippedLog(path)
@@ -155,7 +157,7 @@ def compact_fleet(place: str, *, file_bytes: int = FILE_BYTES) -> Compacted:
                 problem = _say(exc, problem)
                 continue
             position, seen = begin, ""
-            while position < end:
+            while position < end and not made.full:
                 try:
                     batch = log.read(position)
                 except BAD_LOG as exc:
@@ -164,19 +166,23 @@ def compact_fleet(place: str, *, file_bytes: int = FILE_BYTES) -> Compacted:
                 else:
                     position = batch.next_position if len(batch) else end
                     if len(batch):
-                        batches.append((log.node, log.channel, name, batch))
-                        held += int(batch.payloads.lengths.sum())
+                        made.batches.append((log.node, log.channel, name, batch))
+                        made.held += int(batch.payloads.lengths.sum())
                         seen = str(fingerprint_of(batch))
-                if (held >= file_bytes or position >= end) and begin < min(position, end):
+                if (made.held >= file_bytes or position >= end) and begin < min(position, end):
                     upto = min(position, end)
-                    spans.append(CompactedSpan(name, log.head.log_id, log.node, log.channel, begin, upto, seen))
+                    made.spans.append(CompactedSpan(name, log.head.log_id, log.node, log.channel, begin, upto, seen))
                     begin = position
-                if held >= file_bytes:
-                    files.append(_write(store, batches, spans, manifest.generation + 1))
-                    spans, batches, held = [], [], 0
-    if batches:
-        files.append(_write(store, batches, spans, manifest.generation + 1))
-    newer = _name(store, manifest, tag, files) if files else manifest
+                if made.held >= file_bytes:
+                    made.write()
+    if made.batches:
+        made.write()
+    newer = _name(store, manifest, tag, made.files) if made.files else manifest
+    if made.full:
+        raise OptionsError(
+            f"{store.url}/{MANIFEST}: it names every span of every log, and is as long as readers take it "
+            f"({MANIFEST_BYTES:,} bytes): ship to another place from here on, and compact that less often"
+        )
     if problem is not None:
         raise problem
     return newer
@@ -191,6 +197,28 @@ def _reached(log: ShippedLog, last: CompactedSpan | None) -> int:
     if last.seen:
         check_fingerprint(log, Fingerprint.parse(last.seen))
     return last.next
+
+
+class _Making:
+    """The files of one compaction: those that are written, and what the next one will hold."""
+
+    def __init__(self, store: ObjectStore, manifest: Compacted) -> None:
+        self._store, self._generation = store, manifest.generation + 1
+        self._room = MANIFEST_BYTES - len(msgspec.json.encode(manifest))
+        self.files: list[CompactedFile] = []
+        self.spans: list[CompactedSpan] = []
+        self.batches: list[tuple[str, str, str, Batch]] = []
+        self.held = 0
+        self.full = False
+        """Whether a manifest with one more file would be longer than anybody reads."""
+
+    def write(self) -> None:
+        """Write a file of what is held, if there is room in the manifest to name it."""
+        self._room -= len(msgspec.json.encode(self.spans)) + ENTRY_BYTES
+        self.full = self.full or self._room < 0
+        if not self.full:
+            self.files.append(_write(self._store, self.batches, self.spans, self._generation))
+        self.spans, self.batches, self.held = [], [], 0
 
 
 def _say(exc: PenstockError, first: PenstockError | None) -> PenstockError:

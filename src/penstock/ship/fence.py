@@ -21,7 +21,7 @@ from penstock.clock import Clock
 from penstock.disk import ObjectStore
 from penstock.disk.failpoint import fail_point
 from penstock.disk.objectstore import Tag, publish
-from penstock.errors import ConflictError, LockedError, OptionsError, RetryError
+from penstock.errors import ConflictError, LockedError, OptionsError, PenstockError, RetryError
 from penstock.ship.manifest import MANIFEST_BYTES, Head, decode_head, encode_head, head_key
 
 __all__ = ["Fence", "change_head", "read_head"]
@@ -100,7 +100,7 @@ class Fence:
             try:
                 self._tag = publish(self._store, head_key(self._channel), encode_head(head), self._tag)
             except ConflictError as exc:
-                self._look_again(exc)
+                self.look_again(exc)
                 if self.head.next != before.next:
                     return self.head
                 continue
@@ -109,11 +109,14 @@ class Fence:
             return head
         raise RetryError(f"{self._store.url}: others kept on changing what was shipped of {self._channel!r}")
 
-    def _look_again(self, exc: ConflictError) -> None:
-        """Go on from what is there, if it is still ours to change."""
-        assert self.head is not None
+    def look_again(self, exc: PenstockError) -> None:
+        """Go on from what is there, if it is still ours to change; otherwise LockedError, which explains ``exc``."""
         found = read_head(self._store, self._channel)
-        if found is not None and (found[0].shipper, found[0].epoch) == (self.shipper, self.head.epoch):
+        if (
+            self.head is not None
+            and found is not None
+            and (found[0].shipper, found[0].epoch) == (self.shipper, self.head.epoch)
+        ):
             self.head, self._tag = found
             return
         self.head = None

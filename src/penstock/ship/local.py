@@ -10,6 +10,8 @@ import contextlib
 import hashlib
 import logging
 import os
+from collections.abc import Callable
+from itertools import pairwise
 from typing import Final
 
 from penstock.disk import Disk, ObjectStore
@@ -18,7 +20,7 @@ from penstock.errors import CorruptionError
 from penstock.log.face import LogReader
 from penstock.log.sidecar import Sidecar
 from penstock.metrics import REGISTRY
-from penstock.ship.manifest import MANIFEST_BYTES, Head, decode_page
+from penstock.ship.manifest import MANIFEST_BYTES, Entry, Head, decode_page
 from penstock.ship.segments import LocalSegment, holds_erased, note_removal, sealed_segments
 
 __all__ = ["drop_shipped", "ship_cursor"]
@@ -36,18 +38,26 @@ def ship_cursor(url: str, channel: str) -> str:
     return "ship-" + hashlib.sha256(f"{url}/{channel}".encode()).hexdigest()[:8]
 
 
-def drop_shipped(disk: Disk, log: LogReader, sidecar: Sidecar, head: Head, store: ObjectStore) -> list[str]:
-    """Remove sealed segments that are shipped and that nobody needs; return their paths."""
+def drop_shipped(
+    disk: Disk, log: LogReader, sidecar: Sidecar, head: Head, store: ObjectStore, sure: Callable[[], None]
+) -> list[str]:
+    """Remove sealed segments that are shipped and that nobody needs; return their paths.
+
+    ``sure`` is called before the first of them goes, and raises if this is not the log that was shipped any more.
+    """
     try:
         floor = min([head.next, *sidecar.cursors().values()])
     except CorruptionError as exc:
         logger.warning("%s; nothing is removed until it is repaired or removed", exc)
         return []
     gone: list[str] = []
-    segments = list(sealed_segments(disk, log, 0))
-    for segment in segments[:-1]:  # a writer that finds only an empty segment goes on in the one before
-        if segment.next > floor or not _is_up(segment, disk, log, head, store):
+    pages: dict[str, tuple[Entry, ...]] = {}
+    # Each with the one behind it: a writer that finds only an empty segment goes on in the one before.
+    for segment, _ in pairwise(sealed_segments(disk, log, 0)):
+        if segment.next > floor or not _is_up(segment, disk, log, head, store, pages):
             break
+        if not gone:
+            sure()
         note_removal(disk, log, segment, sidecar)
         for path in reversed(segment.paths()):
             fail_point("ship.drop.before")
@@ -58,21 +68,33 @@ def drop_shipped(disk: Disk, log: LogReader, sidecar: Sidecar, head: Head, store
     return gone
 
 
-def _is_up(segment: LocalSegment, disk: Disk, log: LogReader, head: Head, store: ObjectStore) -> bool:
+def _is_up(
+    segment: LocalSegment,
+    disk: Disk,
+    log: LogReader,
+    head: Head,
+    store: ObjectStore,
+    pages: dict[str, tuple[Entry, ...]],
+) -> bool:
     """Whether a segment is verifiably there: named with its span, and its object has the size that was named."""
-    path, first, following = segment.path, segment.first, segment.next
+    first = segment.first
     entry = next((e for e in head.segments if e.first == first), None)
     if entry is None:
         page = next((p for p in head.pages if p.first <= first < p.next), None)
         if page is None:
             return first < head.first  # pruned there on purpose: it was shipped once
-        data, _ = store.get(page.key, most=MANIFEST_BYTES)
-        entry = next((e for e in decode_page(data, page.key, head.channel) if e.first == first), None)
-    if entry is None or entry.next != following:
+        if page.key not in pages:
+            try:
+                data, _ = store.get(page.key, most=MANIFEST_BYTES)
+            except FileNotFoundError:
+                return False  # pruned since this head was read: a later one says so
+            pages[page.key] = decode_page(data, page.key, head.channel)
+        entry = next((e for e in pages[page.key] if e.first == first), None)
+    if entry is None or entry.next != segment.next:
         return False
-    found, there = disk.stat(path), store.head(entry.key)
+    found, there = disk.stat(segment.path), store.head(entry.key)
     if found is None or there is None or there.size != entry.bytes:
         return False
     # One that was compressed, or from which records were erased, is another file; positions are the same.
-    same = os.path.basename(path) == os.path.basename(entry.name)
-    return not same or found.size == entry.bytes or holds_erased(log, first, following)
+    same = os.path.basename(segment.path) == os.path.basename(entry.name)
+    return not same or found.size == entry.bytes or holds_erased(log, first, segment.next)

@@ -89,7 +89,10 @@ def empty_trash(store: ObjectStore, channel: str, grace_seconds: float, *, clock
 
 
 def remove_orphans(store: ObjectStore, channel: str, grace_seconds: float, *, clock: Clock = SYSTEM_CLOCK) -> list[str]:
-    """Remove segments that were put and never named, older than the grace and below what is shipped.
+    """Remove segments and pages that were put and never named, older than the grace, and that never will be.
+
+    What lies at the newest entry, and pages of entries that are in the head, may be named by a shipper any moment: one
+    that was killed before it named them finds them there when it starts again.
 
     >>> from penstock.disk import object_store_for
     >>> remove_orphans(object_store_for("/nowhere"), "ticks", 3600)
@@ -103,12 +106,14 @@ def remove_orphans(store: ObjectStore, channel: str, grace_seconds: float, *, cl
     for page in [*(page.key for page in head.pages), *(item.key for item in head.trash if item.is_page)]:
         data, _ = store.get(page, most=MANIFEST_BYTES)
         named |= {page} | {key for entry in decode_page(data, page, channel) for key in _keys(entry)}
+    if not head.segments:
+        return []
     cutoff = clock.now_ns() - int(grace_seconds * 1e9)
     gone = []
-    for folder in (f"{channel}.segments", f"{channel}.pages"):
-        for info in store.objects(folder):
+    for folder, floor in (("segments", head.segments[-1].first), ("pages", head.segments[0].first)):
+        for info in store.objects(f"{channel}.{folder}"):
             position = BEGIN.match(info.key.rpartition("/")[2])
-            below = position is not None and int(position[1], 16) < head.next
+            below = position is not None and int(position[1], 16) < floor
             if info.key not in named and info.modified_ns <= cutoff and below:
                 gone.append(info.key)
     store.delete(gone)

@@ -222,6 +222,9 @@ class ShippedLog(ClosingHandle):
             try:
                 data, _ = self._store.get(page.key, most=MANIFEST_BYTES)
             except FileNotFoundError:
+                now = read_head(self._store, self.channel)
+                if now is not None and now[0].first >= page.next:  # pruned since the manifest was read
+                    raise ExpiredError(self.path, page.first, now[0].first) from None
                 raise CorruptionError(where, 0, "gone, though the manifest names it") from None
             entries = decode_page(data, where, self.channel)
             if not entries or (entries[0].first, entries[-1].next) != (page.first, page.next):

@@ -13,6 +13,7 @@ from penstock.disk.posix import folder_of
 from penstock.disk.tree import check_vacant, put_in_place, staged, sync_tree
 from penstock.errors import ExpiredError, OptionsError
 from penstock.log.sidecar import Identity
+from penstock.log.xchannel.files import discover
 from penstock.log.xchannel.format import ChannelHeader, file_path, split_position
 from penstock.ship.manifest import Entry
 from penstock.ship.remote import ShippedLog
@@ -48,6 +49,8 @@ def restore_span(
         if not entries:
             raise OptionsError(f"{log.path}: nothing was shipped between {start} and {end}")
         check_vacant(path)
+        if log.format == "xchannel" and discover(disk_for(path), path):
+            raise OptionsError(f"{path}: a channel is here already, though its first file is gone")
         with staged(path, "restore") as stage:
             made = stage + "/log"
             os.mkdir(made, 0o700)

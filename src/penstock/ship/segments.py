@@ -81,15 +81,23 @@ def _filechannel(disk: Disk, log: LogReader, start: int) -> Iterator[LocalSegmen
     folder = ChannelFolder(disk, log.path)
     files = list(folder.files().values())
     first = len(files) - 1  # headers are read from the newest on, as few as it takes
+    if files and (oldest := folder.begin(files[0].index)) is not None and start <= oldest:
+        first = 0
     while first > 0 and ((begin := folder.begin(files[first].index)) is None or begin > start):
         first -= 1
     for found, later in pairwise(files[max(first, 0) :]):
         begin, end = folder.begin(found.index), folder.begin(later.index)
+        if begin is None and not _is_there(disk, log.path, found.index):
+            continue  # retention took it since the folder was listed
         if begin is None or end is None:
             raise CorruptionError(segment_path(log.path, found.index), 0, "its header or the next one cannot be read")
         if begin < end and end > start:
             path = segment_path(log.path, found.index, ".z" if found.packed else "")
             yield LocalSegment(path, (os.path.basename(path),), "z" if found.packed else "seg", begin, end)
+
+
+def _is_there(disk: Disk, path: str, index: int) -> bool:
+    return any(disk.stat(segment_path(path, index, suffix)) is not None for suffix in ("", ".z"))
 
 
 def _xchannel(disk: Disk, log: LogReader, start: int) -> Iterator[LocalSegment]:

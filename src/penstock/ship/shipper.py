@@ -25,7 +25,15 @@ from penstock.disk import ClosingHandle, Disk, ObjectStore, ReadFile, Threads, d
 from penstock.disk.failpoint import fail_point
 from penstock.disk.objectstore import check_conditions
 from penstock.disk.sparse import holes
-from penstock.errors import ClosedError, CorruptionError, OptionsError, ReplacedError, RetryError
+from penstock.errors import (
+    ClosedError,
+    CorruptionError,
+    ExpiredError,
+    NotFoundError,
+    OptionsError,
+    ReplacedError,
+    RetryError,
+)
 from penstock.log.detect import open_log
 from penstock.log.face import LogReader
 from penstock.log.fingerprint import Fingerprint, check_fingerprint, last_fingerprint
@@ -280,12 +288,39 @@ class Shipper(ClosingHandle):
             raise ClosedError(f"{self.path}: the shipper is closed")
         if self._paused:
             return 0
+        try:
+            return self._step()
+        except (CorruptionError, ExpiredError, ReplacedError) as exc:
+            # Of a shipper that another one has shut out, that one may have shipped and removed what is missing here.
+            self._fence.look_again(exc)
+            raise
+
+    def _step(self) -> int:
+        self._check_still_here()
         chosen, grown = self._choose()
+        if chosen:
+            self._check_seen()
         entries = self._put_all(chosen)
         if entries:
+            self._check_still_here()  # they may have gone up for hours
             self._name(entries, grown)
         self._delete_shipped()
         return len(entries)
+
+    def _check_still_here(self) -> None:
+        """Raise if the log was removed while this went on, or is another one under the same name by now."""
+        log_id = identity_of(self._disk, self.path)
+        if log_id == self.head.log_id:
+            return
+        if not log_id:
+            raise NotFoundError(f"{self.path}: the log is gone")
+        raise ReplacedError(self.path, f"its log id changed from {self.head.log_id or '-'} to {log_id}")
+
+    def _check_seen(self) -> None:
+        """Raise if the last record that was shipped is another one by now, as in a backup that was put back."""
+        if self.head.seen:
+            with open_log(self.path, disk=self._disk, on_damage="skip") as log:  # what is there now
+                check_fingerprint(log, Fingerprint.parse(self.head.seen))
 
     def _choose(self) -> tuple[list[LocalSegment], Entry | None]:
         """Return the segments that come next, and the shipped one which the first of them is a longer state of."""
@@ -491,7 +526,11 @@ class Shipper(ClosingHandle):
 
     def _delete_shipped(self) -> None:
         if self.options.delete_local:
-            drop_shipped(self._disk, self._log, self._sidecar, self.head, self.store)
+            drop_shipped(self._disk, self._log, self._sidecar, self.head, self.store, self._check_before_removal)
+
+    def _check_before_removal(self) -> None:
+        self._check_still_here()
+        self._check_seen()
 
     # --- Looking on
 

@@ -125,6 +125,24 @@ async def test_a_damaged_store_is_replaced(
     assert ("cannot be used" in report.reason) is (harm != "empty folder")
 
 
+async def test_a_store_that_is_gone_without_its_sidecars_is_replaced_by_one_that_opens(
+    tmp_path: Path, transport: Transport, make_artifact: Make
+) -> None:
+    """The mark beside it says how far a longer file was synced; the artifact is no cut state of that."""
+    transport.upload(make_artifact(50), "k")
+    path = tmp_path / "fold.snap"
+    with AppendLogStore.open(path) as store:
+        store.apply([KvUpdate.put("old", bytes(5000), 10)], WatchCursor.of(10))
+        store.sync()
+    path.unlink()
+    assert (tmp_path / "fold.snap.penstock-mark").exists()
+    report = await bootstrap(path, kept_from(40), transport, "k")
+    assert report.way == "artifact"
+    for read_only in (True, False):
+        with AppendLogStore.open(path, read_only=read_only) as store:
+            assert store.cursor() == WatchCursor.of(50)
+
+
 def _foreign(kind: str, path: Path) -> None:
     """Put something at a path that somebody has there, and that is no store of ours."""
     if kind == "file":

@@ -79,6 +79,19 @@ def test_an_artifact_that_is_taken_becomes_the_store_without_a_copy(backend: str
     assert not (tmp_path / "artifact/data").exists()
 
 
+@pytest.mark.parametrize("take", [True, False])
+def test_an_import_where_a_longer_store_was_removed_can_be_opened(take: bool, artifact: Path, tmp_path: Path) -> None:
+    with AppendLogStore.open(tmp_path / "fold.snap") as store:
+        store.apply([KvUpdate.put("old", bytes(5000), 1)], WatchCursor.of(1))
+        store.sync()
+    (tmp_path / "fold.snap").unlink()
+    assert (tmp_path / "fold.snap.penstock-mark").exists()
+    import_artifact(artifact, tmp_path / "fold.snap", take=take)
+    for read_only in (True, False):
+        with AppendLogStore.open(tmp_path / "fold.snap", read_only=read_only) as store:
+            assert store.cursor() == WatchCursor.of(2)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_empty_store_can_be_exported(backend: str, tmp_path: Path) -> None:
     with make(backend, tmp_path / "fold") as store:

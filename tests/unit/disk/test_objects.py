@@ -263,11 +263,59 @@ def test_a_store_is_probed_for_conditions(store: Any) -> None:
         def swap(self, key: str, data: bytes, tag: Tag) -> Tag:
             return self.create(key, data)
 
+        def get(self, key: str) -> Any:
+            return store.get(key)
+
         def delete(self, keys: Any) -> None:
             store.delete(keys)
 
     with pytest.raises(UnsupportedError, match="ignores conditions"):
         check_conditions(Careless(), "probe")  # type: ignore[arg-type]
+
+
+class Trouble:
+    """A store whose library meets its own writes, or that lets nobody remove anything."""
+
+    def __init__(self, store: Any, trouble: str) -> None:
+        self._store, self._trouble, self._met = store, trouble, set[bytes]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def create(self, key: str, data: bytes) -> Tag:
+        return self._again(self._store.create(key, data), data, AlreadyExists)
+
+    def swap(self, key: str, data: bytes, tag: Tag) -> Tag:
+        return self._again(self._store.swap(key, data, tag), data, RevisionMismatch)
+
+    def _again(self, tag: Tag, data: bytes, answer: type[Exception]) -> Tag:
+        if self._trouble == "own writes":
+            raise answer("it was written by the request whose answer was lost")
+        return tag
+
+    def delete(self, keys: Any) -> None:
+        if self._trouble == "no removal":
+            raise OptionsError("access denied")
+        self._store.delete(keys)
+
+
+@pytest.mark.parametrize("trouble", ["own writes", "no removal"])
+def test_a_probe_is_not_taken_in_by_lost_answers_and_needs_no_right_to_remove(store: Any, trouble: str) -> None:
+    check_conditions(Trouble(store, trouble), "probe")  # type: ignore[arg-type]
+    assert (store.head("probe") is None) is (trouble == "own writes")
+
+
+@pytest.mark.parametrize("left", ["-" + "0" * 32, "lock", "0123456789abcdef" * 2])
+def test_what_a_killed_writer_left_in_a_folder_goes_once_it_is_old(left: str, tmp_path: Path) -> None:
+    place = tmp_path / "objects" / "a"
+    place.mkdir(parents=True)
+    old, young = place / f".penstock-{left}", place / f".penstock-{'f' * 32}"
+    for file in (old, young):
+        file.write_bytes(b"half of a segment")
+    os.utime(old, (1, 1))
+    FolderStore(str(tmp_path / "objects")).put("a/b", b"hello")
+    assert old.exists() is (len(left) != 32)
+    assert young.exists()
 
 
 def test_a_put_that_never_reached_the_store_is_told_as_such(store: Any) -> None:

@@ -12,7 +12,7 @@ from ship_use import FORMATS, fill, open_writer
 
 from penstock.disk import object_store_for
 from penstock.disk.failpoint import arm
-from penstock.errors import CorruptionError, ReplacedError
+from penstock.errors import CorruptionError, OptionsError, ReplacedError
 from penstock.ship import Shipper, open_shipped
 from penstock.ship.compact import compact_fleet, forget_compacted, read_compacted
 
@@ -108,6 +108,30 @@ def test_a_log_whose_backup_was_shipped_anew_is_refused_and_its_originals_stay(m
         forget_compacted(place)
     with open_shipped(place + "/n/ticks") as log:
         assert log.first_position == 1
+
+
+def test_a_manifest_is_not_written_longer_than_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = str(tmp_path / "up")
+    wanted = {"n": ship(tmp_path, "n", "messagelog", 0, 40)}
+    compact_fleet(place, file_bytes=100)
+    wanted["n"] += ship(tmp_path, "n", "messagelog", 40, 200)
+    size = (tmp_path / "up" / "compacted.json").stat().st_size
+    monkeypatch.setattr("penstock.ship.compact.MANIFEST_BYTES", size + 2000)
+    for _ in range(2):
+        with pytest.raises(OptionsError, match="as long as readers take it"):
+            compact_fleet(place, file_bytes=100)
+        found = rows(tmp_path)  # what had room is named, in its order
+        assert found["n"] == wanted["n"][: len(found["n"])]
+        assert 40 < len(found["n"]) < 240
+        assert len(list((tmp_path / "up" / "compacted").iterdir())) == len(
+            read_compacted(object_store_for(place))[0].files
+        )
+    forget_compacted(place)
+    with open_shipped(place + "/n/ticks") as log:
+        assert log.first_position <= 1 + len(found["n"])
+    monkeypatch.undo()
+    compact_fleet(place)
+    assert rows(tmp_path) == wanted
 
 
 @pytest.mark.parametrize("harm", ["gone", "cut"])

@@ -23,8 +23,7 @@ from penstock.errors import (
 from penstock.log.detect import open_log
 from penstock.log.face import Cuttable, LogReader
 from penstock.log.sidecar import sidecar_of
-from penstock.ship import ShipOptions, Shipper, TieredLog, empty_trash, forget_before, remove_orphans, restore_span
-from penstock.ship.fence import read_head
+from penstock.ship import ShipOptions, Shipper, TieredLog, empty_trash, forget_before, restore_span
 from penstock.ship.manifest import decode_head, encode_head
 from penstock.testing.clock import FakeClock
 
@@ -255,6 +254,25 @@ def test_shipping_a_queue_that_nobody_has_read_takes_nothing_from_it(store: Obst
         assert writer.folder.first_position() > 0  # read and shipped: now it goes
 
 
+def test_segments_that_retention_takes_while_they_are_listed_are_no_damage(store: Obstore, tmp_path: Path) -> None:
+    from penstock.disk import PosixDisk
+    from penstock.ship.segments import sealed_segments
+
+    class Racing(PosixDisk):
+        def list(self, folder: str) -> list[str]:
+            names = super().list(folder)
+            for name in ("segment.0", "segment.1"):
+                (tmp_path / "log" / name).unlink(missing_ok=True)
+            return names
+
+    with open_writer("filechannel", tmp_path / "log", collect=False) as writer:
+        for start in range(0, 50, 10):
+            fill("filechannel", writer, start, 10)
+        with open_log(str(tmp_path / "log")) as log:
+            wanted = list(sealed_segments(_disk(), log, 0))
+            assert list(sealed_segments(Racing(), log, 0)) == wanted[2:]
+
+
 def test_a_segment_whose_object_is_gone_is_not_deleted_here(store: Obstore, tmp_path: Path) -> None:
     with open_writer("messagelog", tmp_path / "log") as writer:
         wanted = [p for start in range(0, 30, 10) for p in fill("messagelog", writer, start, 10)]
@@ -265,6 +283,45 @@ def test_a_segment_whose_object_is_gone_is_not_deleted_here(store: Obstore, tmp_
             shipper.step()
         with open_log(str(tmp_path / "log")) as log:
             assert read_all(log) == wanted
+
+
+def test_segments_of_a_page_go_with_one_look_at_it_and_stay_when_it_was_pruned(store: Obstore, tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    class Asked(Obstore):
+        def get(self, key: str, *, most: int | None = None) -> Any:
+            asked.append(key)
+            return super().get(key, most=most)
+
+    def first_here() -> int:
+        with open_log(str(tmp_path / "log")) as log:
+            return log.first_position
+
+    clock, options = FakeClock(), ShipOptions(delete_local=True, page_entries=4, batch_bytes=1)
+    with open_writer("messagelog", tmp_path / "log") as writer:
+        for start in range(0, 120, 10):
+            fill("messagelog", writer, start, 10)
+        place = Asked(store._store, store.url)
+        with Shipper(tmp_path / "log", place, options=options, clock=clock) as shipper:
+            sidecar = sidecar_of(_disk(), str(tmp_path / "log"))
+            sidecar.write_cursor("late", 1)
+            while shipper.step():
+                pass
+            assert len(shipper.head.pages) == 2
+            asked.clear()
+            sidecar.write_cursor("late", 41)
+            shipper.step()
+            assert len([key for key in asked if ".pages/" in key]) == 1
+            assert first_here() == 41
+            forget_before(store, "log", 81, clock=clock)
+            clock.pass_(2)
+            empty_trash(store, "log", 1, clock=clock)
+            sidecar.write_cursor("late", 81)
+            assert shipper.step() == 0  # it has not seen that head yet
+            assert first_here() == 41
+            fill("messagelog", writer, 120, 10)
+            assert shipper.step() == 1
+            assert first_here() == 81
 
 
 def test_retention_of_a_log_waits_for_what_is_not_shipped(store: Obstore, tmp_path: Path) -> None:
@@ -354,7 +411,25 @@ def test_a_span_is_brought_back_with_its_positions(format: str, tmp_path: Path) 
         restore_span(tmp_path / "up/log", tmp_path / "back")
 
 
-# --- Damage and pruning
+def test_a_span_is_not_brought_back_into_the_files_of_a_channel(tmp_path: Path) -> None:
+    from penstock.disk import object_store_for
+
+    with open_writer("xchannel", tmp_path / "log", keep_files=2, roll_bytes=1 << 20) as writer:
+        for start in range(0, 50, 10):
+            fill("xchannel", writer, start, 10)
+            with Shipper(tmp_path / "log", object_store_for(tmp_path / "up")) as shipper:
+                shipper.step()
+                entries = shipper.head.segments
+    assert not (tmp_path / "log").exists()
+    for name in ("log.penstock-id", "log.penstock-lock"):  # as beside a foreign channel
+        (tmp_path / name).unlink()
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(OptionsError, match="a channel is here already"):
+        restore_span(tmp_path / "up/log", tmp_path / "log", entries[0].first, entries[0].next)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+# --- Damage
 
 
 def test_a_changed_object_never_reaches_a_reader(store: Obstore, tmp_path: Path) -> None:
@@ -370,54 +445,6 @@ def test_a_changed_object_never_reaches_a_reader(store: Obstore, tmp_path: Path)
             remote.read(remote.first_position)
         (problem,) = remote.verify()
         assert "BLAKE3" in problem.reason
-
-
-def test_old_segments_are_forgotten_first_and_removed_after_the_grace(store: Obstore, tmp_path: Path) -> None:
-    clock = FakeClock()
-    options = ShipOptions(page_entries=2, batch_bytes=1)
-    with open_writer("messagelog", tmp_path / "log") as writer:
-        for start in range(0, 70, 10):
-            fill("messagelog", writer, start, 10)
-        with Shipper(tmp_path / "log", store, options=options, clock=clock) as shipper:
-            while shipper.step():
-                pass
-        head = forget_before(store, "log", 45, clock=clock)
-        assert head.first == 41
-        with shipped(store) as remote:
-            assert remote.first_position == 41
-            with pytest.raises(ExpiredError, match="41"):
-                remote.read(5)
-            assert len(read_all(remote)) == 30
-        assert empty_trash(store, "log", 3600, clock=clock) == []
-        clock.pass_(3601)
-        gone = empty_trash(store, "log", 3600, clock=clock)
-        assert len(gone) == 2 + 4 * 2  # two pages, and what they name with its indexes
-        found = read_head(store, "log")
-        assert found is not None
-        assert found[0].trash == ()
-        with Shipper(tmp_path / "log", store, options=options, clock=clock) as shipper:
-            fill("messagelog", writer, 70, 10)
-            assert shipper.step() == 1
-    with shipped(store) as remote:
-        assert len(read_all(remote)) == 40
-        assert list(remote.verify()) == []
-
-
-def test_what_was_put_and_never_named_is_found(store: Obstore, tmp_path: Path) -> None:
-    with open_writer("messagelog", tmp_path / "log") as writer:
-        fill("messagelog", writer, 0, 10)
-        with Shipper(tmp_path / "log", store) as shipper:
-            shipper.step()
-    store.put("log.segments/0000000000000001-ffffffffffffffff.log", b"left over")
-    store.put("log.segments/00000000000000ff-ffffffffffffffff.log", b"not named yet")
-    store.put("log.segments/zzzzzzzzzzzzzzzz-ffffffffffffffff.log", b"of somebody else")
-    import time
-
-    assert remove_orphans(store, "log", 3600) == []
-    later = FakeClock(now_ns=time.time_ns() + 10**13)
-    assert remove_orphans(store, "log", 3600, clock=later) == ["log.segments/0000000000000001-ffffffffffffffff.log"]
-    with shipped(store) as remote:
-        assert list(remote.verify()) == []
 
 
 # --- How fast, and how far
