@@ -16,7 +16,7 @@ from deltalake import DeltaTable, write_deltalake
 from penstock.errors import ConflictError, CorruptionError, OptionsError, UnsupportedError
 from penstock.log.envelope import CONTENT
 from penstock.log.xchannel import Writer
-from penstock.spark.lake import table as lake
+from penstock.spark.lake import compaction, table as lake
 from penstock.spark.lake.features import inside
 from penstock.spark.lake.reading import table_at
 from penstock.spark.lake.table import (
@@ -219,14 +219,14 @@ def test_compacting_goes_by_times_only_and_leaves_what_is_appended_meanwhile(
         with pytest.raises(OptionsError, match=f"no column {column} of times"):
             compact(str(table), keep_days=10, time_column=column)
 
-    real = DeltaTable.optimize.fget  # type: ignore[attr-defined]
+    real = compaction._join
 
-    def optimize(found: DeltaTable) -> Any:
+    def join(*given: Any) -> Any:
         monkeypatch.undo()
         add(4, 0)
-        return real(found)
+        return real(*given)
 
-    monkeypatch.setattr(DeltaTable, "optimize", property(optimize))
+    monkeypatch.setattr(compaction, "_join", join)
     (table / "_checkpoint").mkdir()
     (table / "_checkpoint" / "metadata").write_text("{}")
     (table / "9.parquet.0.tmp").write_text("left by a task that was killed")

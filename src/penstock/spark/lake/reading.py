@@ -112,8 +112,13 @@ def read_added(spark: SparkSession, table: str, after: int, upto: int) -> DataFr
 
 
 def files_of(found: DeltaTable, table: str) -> list[TableFile]:
-    """Return the files of a table at the version it was opened at, with what its log says of them."""
+    """Return the files of a table at the version it was opened at, with what its log says of them.
+
+    Those of a table on an object store go by their names in it.
+    """
     rows = pa.table(found.get_add_actions(flatten=True)).to_pylist()
+    if is_remote(table):
+        return [file_of(row["path"], row) for row in rows]
     return [file_of(inside(local_path(table), row["path"]), row) for row in rows]
 
 

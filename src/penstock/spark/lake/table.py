@@ -258,6 +258,9 @@ def write_files(frame: DataFrame, table: str, by: Sequence[str] = ()) -> tuple[l
     told = to_arrow_schema(frame.schema, timezone="UTC")
     part = f"spark-{uuid.uuid4().hex[:16]}"
     place = local_path(table)
+    for name in by:
+        if pa.types.is_binary(told.field(name).type):
+            raise OptionsError(f"{table}: partition by {name}: bytes make no name of a folder: turn them into text")
     folder = os.path.join(place, part)
     frame.write.option("compression", "zstd").partitionBy(*by).parquet(folder)
     files, schema = [], None
