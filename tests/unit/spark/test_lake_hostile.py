@@ -334,3 +334,29 @@ def test_a_state_that_never_was_is_refused_in_one_line(tmp_path: Path) -> None:
             table_at(table, None, moment)
     tomorrow = dt.datetime.now(dt.UTC).date() + dt.timedelta(days=1)
     assert table_at(table, None, tomorrow).version() == table_at(table, None, "9999-12-31").version() == 0
+
+
+@pytest.mark.parametrize("what", ["another table", "the checkpoint of a stream", "a log"])
+def test_a_vacuum_leaves_what_else_is_in_the_folder_of_a_table(tmp_path: Path, what: str) -> None:
+    table, inner = tmp_path / "t", tmp_path / "t" / "inner"
+    commit_files(str(table), "app", 0, [write(table, "a.parquet", n=[0])], NUMBERS)
+    (table / "_checkpoint" / "offsets").mkdir(parents=True)  # where it belongs
+    (table / "_checkpoint" / "commits").mkdir()
+    (table / "left.tmp").write_text("by a task that was killed")
+    compact(str(table), vacuum_hours=0, vacuum_anyway=True)
+    assert not (table / "left.tmp").exists()
+    if what == "another table":
+        commit_files(str(inner), "app", 0, [write(inner, "b.parquet", n=[1])], NUMBERS)
+    elif what == "a log":
+        inner.mkdir()
+        with Writer.open(inner / "ticks") as writer:
+            writer.append(b"x")
+    else:
+        for name in ("offsets", "commits"):
+            (inner / name).mkdir(parents=True)
+            (inner / name / "0").write_text("v1")
+    before = sorted(inner.rglob("*"))
+    with pytest.raises(OptionsError, match=f"in {inner} is {what}"):
+        compact(str(table), vacuum_hours=0, vacuum_anyway=True)
+    assert sorted(inner.rglob("*")) == before
+    assert compact(str(table))["files_after"] == 1  # nothing is removed by that

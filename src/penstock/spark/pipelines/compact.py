@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import os
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import ConflictError, OptionsError
 from penstock.spark.lake.compaction import TRIES, Compaction, join_small_files
 from penstock.spark.lake.opening import open_table
+from penstock.spark.source.options import is_remote, local_path
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -43,6 +45,8 @@ def compact(
             f"{SAFE_HOURS}, or --vacuum-anyway where nothing runs"
         )
     found = _there(table)
+    if vacuum_hours is not None and not is_remote(table):
+        _check_alone(local_path(table))
     before, deleted = len(found.file_uris()), 0
     if keep_days is not None:
         types = {field.name: str(field.type.type) for field in found.schema().fields}
@@ -97,3 +101,18 @@ def _join(table: str, target_bytes: int) -> None:
     raise ConflictError(
         f"{table}: others kept on joining, or deleting from, the files that were to be joined: try again"
     )
+
+
+def _check_alone(table: str) -> None:
+    """Refuse a table with something else in its folder: a vacuum removes what the table's own log does not name."""
+    for folder, folders, names in os.walk(table):
+        what = None
+        if "_delta_log" in folders and folder != table:
+            what = "another table"
+        elif {"offsets", "commits"} <= set(folders):
+            what = "the checkpoint of a stream"
+        elif any(name.startswith("penstock-") or ".penstock-" in name for name in names):
+            what = "a log"
+        if what is not None:
+            raise OptionsError(f"{table}: in {folder} is {what}: a vacuum would remove its files, so move it away")
+        folders[:] = [name for name in folders if not name.startswith(("_", "."))]  # which a vacuum leaves alone
