@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -360,3 +361,23 @@ def test_a_vacuum_leaves_what_else_is_in_the_folder_of_a_table(tmp_path: Path, w
         compact(str(table), vacuum_hours=0, vacuum_anyway=True)
     assert sorted(inner.rglob("*")) == before
     assert compact(str(table))["files_after"] == 1  # nothing is removed by that
+
+
+def test_an_earlier_moment_is_told_by_the_commits_and_not_by_the_times_of_files(tmp_path: Path) -> None:
+    table = tmp_path / "t"
+    for number in range(3):
+        commit_files(str(table), "app", number, [write(table, f"{number}.parquet", n=[number])], NUMBERS)
+    times = [1_700_000_000_123 + 60_000 * number for number in range(3)]
+    for number, time in enumerate(times):
+        log = table / "_delta_log" / f"{number:020d}.json"
+        actions = [json.loads(line) for line in log.read_text().splitlines()]
+        for action in actions:
+            if "commitInfo" in action:
+                action["commitInfo"]["timestamp"] = time
+        log.write_text("".join(json.dumps(action) + "\n" for action in actions))
+    shutil.copytree(table, tmp_path / "copy", copy_function=shutil.copyfile)  # every file is new
+    for number, time in enumerate(times):
+        for later in (0, 59_999):
+            assert table_at(str(tmp_path / "copy"), None, str(time + later)).version() == number
+    with pytest.raises(OptionsError, match=r"it begins at 2023-11-14T22:13:20\.123"):
+        table_at(str(tmp_path / "copy"), None, str(times[0] - 1))
