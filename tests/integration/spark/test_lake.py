@@ -153,3 +153,42 @@ def test_times_of_96_bits_are_read_as_they_are_and_added_to_by_a_session_that_wr
             found.selectExpr("n", "cast(at as string) at").where("n = 2").first()["at"] == "9999-12-31 23:59:59.999999"
         )
         assert lake.read(spark, f"{table}-{name}", where=[("at", ">", MOMENT)]).count() == 2
+
+
+def test_a_session_of_another_time_zone_writes_and_reads_the_same_moments(spark: Any, tmp_path: Path) -> None:
+    # In New York the first two are half past one, each on its own side of the hour that comes twice.
+    texts = ["2026-11-01T05:30:00", "2026-11-01T06:30:00", "2026-03-08T07:00:00", "1970-01-01T00:00:00"]
+    moments = [dt.datetime.fromisoformat(text + "+00:00") for text in texts]
+    (tmp_path / "in").mkdir()
+    with Writer.open(tmp_path / "in" / "a") as writer:
+        writer.append_many([b"%d" % n for n in range(4)], timestamp_ns=[int(at.timestamp()) * 10**9 for at in moments])
+    source, table, held = str(tmp_path / "in"), str(tmp_path / "parts"), "spark.sql.session.timeZone"
+
+    def instants(frame: Any) -> list[tuple[int, int]]:
+        rows = frame.selectExpr("int(string(payload)) n", "unix_micros(timestamp) at").orderBy("n").collect()
+        return [(row["n"], row["at"]) for row in rows]
+
+    expected = [(n, int(at.timestamp()) * 10**6) for n, at in enumerate(moments)]
+    spark.conf.set(held, "America/New_York")
+    try:
+        frame = spark.read.format("penstock").load(source)
+        assert instants(frame) == expected
+        rows = frame.select("payload", "timestamp")
+        lake.append(rows, table, app="x", batch=0, partition_by=["timestamp"])
+        rows.write.format("penstock").mode("append").save(str(tmp_path / "copy"))
+        lake.ingest(
+            spark, source, str(tmp_path / "days"), str(tmp_path / "c"), partition_by=["date"]
+        ).awaitTermination()
+        for number, at in enumerate(moments):
+            assert instants(lake.read(spark, table, where=[("timestamp", "=", at)])) == [expected[number]]
+        for place in (table, str(tmp_path / "days")):
+            assert instants(lake.read(spark, place)) == expected
+            assert instants(lake.read_added(spark, place, -1, 0)) == expected
+        assert instants(spark.read.format("penstock").load(str(tmp_path / "copy"))) == expected
+    finally:
+        spark.conf.set(held, "UTC")
+    assert instants(lake.read(spark, table)) == expected
+    found = pl.read_delta(table).sort("payload")
+    assert found["timestamp"].dt.replace_time_zone("UTC").to_list() == moments
+    days = pl.read_delta(str(tmp_path / "days")).sort("payload")["date"].to_list()
+    assert days == [at.date() for at in moments]

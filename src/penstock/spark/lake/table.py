@@ -262,7 +262,8 @@ def write_files(frame: DataFrame, table: str, by: Sequence[str] = ()) -> tuple[l
         if pa.types.is_binary(told.field(name).type):
             raise OptionsError(f"{table}: partition by {name}: bytes make no name of a folder: turn them into text")
     folder = os.path.join(place, part)
-    frame.write.option("compression", "zstd").partitionBy(*by).parquet(folder)
+    # The names of folders are in UTC, as Delta's log has them: in a zone with summer time two hours have one name.
+    frame.write.option("compression", "zstd").option("timeZone", "UTC").partitionBy(*by).parquet(folder)
     files, schema = [], None
     for root, _, names in os.walk(folder):
         for name in sorted(names):
