@@ -363,6 +363,22 @@ def test_a_vacuum_leaves_what_else_is_in_the_folder_of_a_table(tmp_path: Path, w
     assert compact(str(table))["files_after"] == 1  # nothing is removed by that
 
 
+def test_columns_that_differ_in_case_and_nulls_where_none_may_be_are_refused(tmp_path: Path) -> None:
+    table = tmp_path / "t"
+    needed = pa.schema([pa.field("n", pa.int64(), nullable=False), ("Device", pa.string())])
+    commit_files(str(table), "app", 0, [write(table, "0.parquet", needed, n=[0], Device=["a"])], needed)
+    device = pa.schema([("n", pa.int64()), ("device", pa.string())])
+    with pytest.raises(OptionsError, match="column device is called Device there"):
+        commit_files(str(table), "app", 1, [write(table, "1.parquet", device, n=[1], device=["b"])], device)
+    with pytest.raises(OptionsError, match=r"column n is not null there, and 2\.parquet has rows without it"):
+        commit_files(str(table), "app", 1, [write(table, "2.parquet", n=[None, 1])], NUMBERS)
+    other = pa.schema([("m", pa.int64())])
+    with pytest.raises(OptionsError, match="column n is not null there"):
+        commit_files(str(table), "app", 1, [write(table, "3.parquet", other, m=[1])], other)
+    assert commit_files(str(table), "app", 1, [write(table, "4.parquet", n=[1])], NUMBERS)
+    assert rows(table) == [0, 1]
+
+
 def test_an_earlier_moment_is_told_by_the_commits_and_not_by_the_times_of_files(tmp_path: Path) -> None:
     table = tmp_path / "t"
     for number in range(3):

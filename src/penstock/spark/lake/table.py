@@ -179,9 +179,10 @@ def commit_files(
     wrong = [item.file for item in files if list(item.partition) != folders]
     if wrong:
         raise OptionsError(f"{table}: it is partitioned by {', '.join(folders) or 'nothing'}, not so {wrong[0]}")
-    if mode == "append" and _add_columns(existing, table, delta):
-        # Once more, on what the table is now.
-        return commit_files(table, app, batch, files, schema, query=query, holes=holes, more=more)
+    if mode == "append":
+        _check_nulls(existing, table, files, schema)
+        if _add_columns(existing, table, delta):  # once more, on what the table is now
+            return commit_files(table, app, batch, files, schema, query=query, holes=holes, more=more)
     try:
         existing.create_write_transaction(
             actions, mode, delta, partition_by=folders or None, commit_properties=properties
@@ -256,12 +257,12 @@ def write_files(frame: DataFrame, table: str, by: Sequence[str] = ()) -> tuple[l
     if missing:
         raise OptionsError(f"{table}: it is partitioned by {', '.join(by)}, and the rows have no {', '.join(missing)}")
     told = to_arrow_schema(frame.schema, timezone="UTC")
-    part = f"spark-{uuid.uuid4().hex[:16]}"
-    place = local_path(table)
     for name in by:
         if pa.types.is_binary(told.field(name).type):
             raise OptionsError(f"{table}: partition by {name}: bytes make no name of a folder: turn them into text")
     folder = os.path.join(place, part)
+    part = f"spark-{uuid.uuid4().hex[:16]}"
+    place = local_path(table)
     # The names of folders are in UTC, as Delta's log has them: in a zone with summer time two hours have one name.
     frame.write.option("compression", "zstd").option("timeZone", "UTC").partitionBy(*by).parquet(folder)
     files, schema = [], None
@@ -437,6 +438,7 @@ def _add_columns(held: DeltaTable, table: str, wanted: Schema) -> bool:
             raise OptionsError(
                 f"{table}: column {field.name} is {_name(known[field.name])} there, not {_name(field.type)}"
             )
+    check_cases(table, known, [field.name for field in wanted.fields])
     more = [field for field in wanted.fields if field.name not in known]
     if more:
         held.alter.add_columns(more)
@@ -446,6 +448,30 @@ def _add_columns(held: DeltaTable, table: str, wanted: Schema) -> bool:
 def _name(kind: Any) -> str:
     """Return the name of a Delta type, of a nested one only struct, array or map."""
     return str(kind.type)
+
+
+def _check_nulls(held: DeltaTable, table: str, files: Iterable[DataFile], schema: pa.Schema) -> None:
+    """Refuse rows without a value in a column that may not be null, as far as statistics tell."""
+    needed = [field.name for field in held.schema().fields if not field.nullable]
+    for item in files if needed else ():
+        nulls = msgspec.json.decode(item.stats).get("nullCount", {})
+        for name in needed:
+            there = item.partition[name] is not None if name in item.partition else name in schema.names
+            if not there or nulls.get(name):
+                raise OptionsError(f"{table}: column {name} is not null there, and {item.file} has rows without it")
+
+
+def check_cases(table: str, known: Iterable[str], wanted: Iterable[str]) -> None:
+    """Refuse a column that differs from one of a table in its letters' case only: Spark could read neither.
+
+    >>> check_cases("lake/raw", ["Device"], ["device"])
+    Traceback (most recent call last):
+    penstock.errors.OptionsError: lake/raw: column device is called Device there
+    """
+    there = {name.lower(): name for name in known}
+    for name in wanted:
+        if there.get(name.lower(), name) != name:
+            raise OptionsError(f"{table}: column {name} is called {there[name.lower()]} there")
 
 
 def export_options(
