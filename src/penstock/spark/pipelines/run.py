@@ -133,7 +133,7 @@ def load(
     if unknown:
         raise OptionsError(f"{path}: a table of the lake has no option {', '.join(sorted(unknown))}")
     version = given.get("version")
-    if version is not None and not version.isdigit():
+    if version is not None and not version.isdecimal():
         raise OptionsError(f"version={version!r}: must be a number")
     return lake.read(
         spark,
