@@ -96,8 +96,8 @@ def ingest(
     if same_place(channels, table):
         raise OptionsError(f"{table}: these are the channels, the table must be elsewhere")
     if checkpoint is None and is_remote(table):
-        if partition_by or compact_every:
-            raise OptionsError("--partition-by and --compact-every are for tables of a file system")
+        if partition_by or compact_every or node is not None:
+            raise OptionsError("--partition-by, --node and --compact-every are for tables of a file system")
         with on_spark("ingesting", master, cores, memory, reads=[channels], ui=ui) as (spark, _):
             while True:
                 summary = run(spark, channels, table, None, options=_options(given, allow_data_loss))

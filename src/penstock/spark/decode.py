@@ -60,8 +60,10 @@ def decode_json(
 
     fields = schema if isinstance(schema, StructType) else cast("StructType", StructType.fromDDL(schema))
     taken = [*(fields.names if into is None else [into]), "error", *([] if rescue is None else [rescue])]
-    if len(set(taken)) < len(taken):
-        raise OptionsError(f"rescue={rescue!r}: the schema has such a field: give another name")
+    names = [name.lower() for name in taken]
+    twice = [name for name in taken if names.count(name.lower()) > 1]
+    if twice:
+        raise OptionsError(f"{' and '.join(twice)} would be one column: give another name")
     _check_free(frame, taken)
     # Spark stops reading where an object ends and never sees what follows it; inside another object it has to.
     whole = StructType().add(VALUE, fields).add(BROKEN, StringType())
@@ -157,6 +159,7 @@ def split_errors(frame: DataFrame) -> tuple[DataFrame, DataFrame]:
 
 def _check_free(frame: DataFrame, names: Iterable[str]) -> None:
     """Refuse to put a column in the place of another."""
-    taken = sorted(set(frame.columns) & set(names))
+    wanted = {name.lower() for name in names}  # to Spark a name has no case
+    taken = sorted(name for name in frame.columns if name.lower() in wanted)
     if taken:
         raise OptionsError(f"there is a column {', '.join(taken)} already: rename it, or give into= another name")

@@ -71,6 +71,8 @@ def test_a_table_stays_readable_whatever_is_decoded_into_it(spark: Any, readings
     before = lake.read(spark, str(typed)).count()
     with pytest.raises(OptionsError, match=r"typed: the column celsius is int, not string: give another table"):
         penstock("decode", readings, typed, "--schema", "celsius string", "--checkpoint", typed.parent / "second")
+    with pytest.raises(OptionsError, match=r"typed: column Device is called device there"):
+        penstock("decode", readings, typed, "--schema", "Device string", "--checkpoint", typed.parent / "second")
     assert lake.read(spark, str(typed)).count() == before
     more = SCHEMA + ", more int"  # a column that comes later is null where it was not there
     penstock("decode", readings, typed, "--schema", more, "--checkpoint", typed.parent / "third")
@@ -84,6 +86,13 @@ def test_a_table_stays_readable_whatever_is_decoded_into_it(spark: Any, readings
         ("decode {readings} {new} --schema ''", "it has no field"),
         ("decode {readings} {new} --schema 'a int, a int'", "a is there twice"),
         ("decode {readings} {new} --schema 'error string'", "error is what says why"),
+        ("decode {readings} {new} --schema 'a int, A int'", "a is there twice"),  # to Spark they are one
+        ("decode {readings} {new} --schema 'Channel string'", "there is a column channel already"),
+        ("decode {readings} {new} --schema 'a int' --rescue A", "a and A would be one column"),
+        ("decode {readings} {new} --content text --option maxRecordPerTrigger=5", "is it maxRecordsPerTrigger"),
+        ("ingest {readings} {new} --node edge-7", "node='edge-7' is for a table that is partitioned by node"),
+        ("ingest {readings} {new} --option app=x", "option app is not known"),
+        ("ingest {readings} {new} --option table=fold", "option table is not for a stream"),
         ("decode {readings} {new} --content text --schema 'a int'", "only JSON has one"),
         ("decode {readings} {new} --errors {new} --content text", "must be three places"),
         ("decode {typed} {typed} --content text", "must be three places"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from penstock.errors import OptionsError
+from penstock.errors import ExpiredError, OptionsError
 from penstock.log.envelope import CONTENT, Envelope, encode_envelope
+from penstock.log.messagelog import MessageLog, MessageLogOptions
 from penstock.log.xchannel import Writer
 from penstock.spark import lake
 from penstock.spark.digest import digest_of
@@ -153,3 +155,92 @@ def test_times_of_96_bits_are_read_as_they_are_and_added_to_by_a_session_that_wr
             found.selectExpr("n", "cast(at as string) at").where("n = 2").first()["at"] == "9999-12-31 23:59:59.999999"
         )
         assert lake.read(spark, f"{table}-{name}", where=[("at", ">", MOMENT)]).count() == 2
+
+
+def test_a_session_of_another_time_zone_writes_and_reads_the_same_moments(spark: Any, tmp_path: Path) -> None:
+    # In New York the first two are half past one, each on its own side of the hour that comes twice.
+    texts = ["2026-11-01T05:30:00", "2026-11-01T06:30:00", "2026-03-08T07:00:00", "1970-01-01T00:00:00"]
+    moments = [dt.datetime.fromisoformat(text + "+00:00") for text in texts]
+    (tmp_path / "in").mkdir()
+    with Writer.open(tmp_path / "in" / "a") as writer:
+        writer.append_many([b"%d" % n for n in range(4)], timestamp_ns=[int(at.timestamp()) * 10**9 for at in moments])
+    source, table, held = str(tmp_path / "in"), str(tmp_path / "parts"), "spark.sql.session.timeZone"
+
+    def instants(frame: Any) -> list[tuple[int, int]]:
+        rows = frame.selectExpr("int(string(payload)) n", "unix_micros(timestamp) at").orderBy("n").collect()
+        return [(row["n"], row["at"]) for row in rows]
+
+    expected = [(n, int(at.timestamp()) * 10**6) for n, at in enumerate(moments)]
+    spark.conf.set(held, "America/New_York")
+    try:
+        frame = spark.read.format("penstock").load(source)
+        assert instants(frame) == expected
+        rows = frame.select("payload", "timestamp")
+        lake.append(rows, table, app="x", batch=0, partition_by=["timestamp"])
+        rows.write.format("penstock").mode("append").save(str(tmp_path / "copy"))
+        lake.ingest(
+            spark, source, str(tmp_path / "days"), str(tmp_path / "c"), partition_by=["date"]
+        ).awaitTermination()
+        for number, at in enumerate(moments):
+            assert instants(lake.read(spark, table, where=[("timestamp", "=", at)])) == [expected[number]]
+        for place in (table, str(tmp_path / "days")):
+            assert instants(lake.read(spark, place)) == expected
+            assert instants(lake.read_added(spark, place, -1, 0)) == expected
+        assert instants(spark.read.format("penstock").load(str(tmp_path / "copy"))) == expected
+    finally:
+        spark.conf.set(held, "UTC")
+    assert instants(lake.read(spark, table)) == expected
+    found = pl.read_delta(table).sort("payload")
+    assert found["timestamp"].dt.replace_time_zone("UTC").to_list() == moments
+    days = pl.read_delta(str(tmp_path / "days")).sort("payload")["date"].to_list()
+    assert days == [at.date() for at in moments]
+
+
+def test_an_ingest_without_a_checkpoint_goes_on_behind_what_is_lost_and_counts_it(spark: Any, tmp_path: Path) -> None:
+    options = MessageLogOptions(segment_bytes=1000, max_messages=150)
+    source, table = tmp_path / "in", str(tmp_path / "lake")
+    source.mkdir()
+
+    def fill(first: int, count: int) -> None:
+        with MessageLog.open(source / "a", options) as log:
+            for number in range(first, first + count):
+                log.append(b"%06d" % number)
+
+    fill(0, 100)
+    assert lake.ingest_committed(spark, str(source), table).records == 100
+    fill(100, 1000)
+    with pytest.raises(ExpiredError):
+        lake.ingest_committed(spark, str(source), table)
+    damaged = sorted((source / "a").glob("*.log"))[-2]
+    data = bytearray(damaged.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    damaged.write_bytes(data)
+    for limits in ({}, {"maxRecordsPerTrigger": 60}):
+        place = f"{table}-{len(limits)}"
+        shutil.copytree(table, place)
+        done = lake.ingest_committed(spark, str(source), place, options={"failOnDataLoss": "false", **limits})
+        assert (done.records + done.lost, done.lost_bytes, done.commits > 1) == (1000, 0, bool(limits))
+        held = [int(row["payload"]) for row in lake.read(spark, place).collect()]
+        assert len(held) == len(set(held)) == 100 + done.records
+        assert lake.ingest_committed(spark, str(source), place).commits == 0
+    for wrong, reason in (
+        ({"startingTimestamp": "2026-11-16"}, "the table says where to go on"),
+        ({"endingTimestamp": "2026-11-16"}, "the table says where to go on"),
+        ({"toPosition": 5}, "the table says where to go on"),
+        ({"startingOffsets": "latest"}, "the table says where to go on"),
+        ({"cursor": "x"}, "option cursor is not for a batch of logs"),
+        ({"app": "x"}, "option app is not known"),
+        ({"maxRecordPerTrigger": 5}, "is it maxRecordsPerTrigger"),
+        ({"channels": "nope"}, "channels names what is not there: nope; there is a"),
+    ):
+        with pytest.raises(OptionsError, match=reason):
+            lake.ingest_committed(spark, str(source), table, options=wrong)
+    for wrong, reason in (
+        ({"app": "x"}, "option app is not known"),
+        ({"table": "fold"}, "option table is not for a stream"),
+        ({"toPosition": 5}, "option toPosition is not for a stream"),
+    ):
+        with pytest.raises(OptionsError, match=reason):
+            lake.ingest(spark, str(source), f"{table}-x", str(tmp_path / "c"), options=wrong)
+    with pytest.raises(OptionsError, match="node='edge-7' is for a table that is partitioned by node"):
+        lake.ingest(spark, str(source), f"{table}-x", str(tmp_path / "c"), node="edge-7")

@@ -91,6 +91,7 @@ def test_pipelines_take_paths_and_bounds_as_the_caller_means_them(
         (("--option", "maxRecordPerTrigger=5"), "is it maxRecordsPerTrigger"),
         (("--option", "cursor=x", "--cursor", "y"), "say the same"),
         (("--start", "soon"), "must be earliest, latest"),
+        (("--channels", "site/c"), "channels names what is not there: site/c; there is lab/a, site/a, site/b"),
     ):
         with pytest.raises(OptionsError, match=reason):
             penstock("ingest", ".", tmp_path / "wrong", *wrong)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from deltalake import DeltaTable, write_deltalake
 from penstock.errors import ConflictError, CorruptionError, OptionsError, UnsupportedError
 from penstock.log.envelope import CONTENT
 from penstock.log.xchannel import Writer
-from penstock.spark.lake import table as lake
+from penstock.spark.lake import compaction, table as lake
 from penstock.spark.lake.features import inside
 from penstock.spark.lake.reading import table_at
 from penstock.spark.lake.table import (
@@ -219,14 +220,14 @@ def test_compacting_goes_by_times_only_and_leaves_what_is_appended_meanwhile(
         with pytest.raises(OptionsError, match=f"no column {column} of times"):
             compact(str(table), keep_days=10, time_column=column)
 
-    real = DeltaTable.optimize.fget  # type: ignore[attr-defined]
+    real = compaction._join
 
-    def optimize(found: DeltaTable) -> Any:
+    def join(*given: Any) -> Any:
         monkeypatch.undo()
         add(4, 0)
-        return real(found)
+        return real(*given)
 
-    monkeypatch.setattr(DeltaTable, "optimize", property(optimize))
+    monkeypatch.setattr(compaction, "_join", join)
     (table / "_checkpoint").mkdir()
     (table / "_checkpoint" / "metadata").write_text("{}")
     (table / "9.parquet.0.tmp").write_text("left by a task that was killed")
@@ -334,3 +335,65 @@ def test_a_state_that_never_was_is_refused_in_one_line(tmp_path: Path) -> None:
             table_at(table, None, moment)
     tomorrow = dt.datetime.now(dt.UTC).date() + dt.timedelta(days=1)
     assert table_at(table, None, tomorrow).version() == table_at(table, None, "9999-12-31").version() == 0
+
+
+@pytest.mark.parametrize("what", ["another table", "the checkpoint of a stream", "a log"])
+def test_a_vacuum_leaves_what_else_is_in_the_folder_of_a_table(tmp_path: Path, what: str) -> None:
+    table, inner = tmp_path / "t", tmp_path / "t" / "inner"
+    commit_files(str(table), "app", 0, [write(table, "a.parquet", n=[0])], NUMBERS)
+    (table / "_checkpoint" / "offsets").mkdir(parents=True)  # where it belongs
+    (table / "_checkpoint" / "commits").mkdir()
+    (table / "left.tmp").write_text("by a task that was killed")
+    compact(str(table), vacuum_hours=0, vacuum_anyway=True)
+    assert not (table / "left.tmp").exists()
+    if what == "another table":
+        commit_files(str(inner), "app", 0, [write(inner, "b.parquet", n=[1])], NUMBERS)
+    elif what == "a log":
+        inner.mkdir()
+        with Writer.open(inner / "ticks") as writer:
+            writer.append(b"x")
+    else:
+        for name in ("offsets", "commits"):
+            (inner / name).mkdir(parents=True)
+            (inner / name / "0").write_text("v1")
+    before = sorted(inner.rglob("*"))
+    with pytest.raises(OptionsError, match=f"in {inner} is {what}"):
+        compact(str(table), vacuum_hours=0, vacuum_anyway=True)
+    assert sorted(inner.rglob("*")) == before
+    assert compact(str(table))["files_after"] == 1  # nothing is removed by that
+
+
+def test_columns_that_differ_in_case_and_nulls_where_none_may_be_are_refused(tmp_path: Path) -> None:
+    table = tmp_path / "t"
+    needed = pa.schema([pa.field("n", pa.int64(), nullable=False), ("Device", pa.string())])
+    commit_files(str(table), "app", 0, [write(table, "0.parquet", needed, n=[0], Device=["a"])], needed)
+    device = pa.schema([("n", pa.int64()), ("device", pa.string())])
+    with pytest.raises(OptionsError, match="column device is called Device there"):
+        commit_files(str(table), "app", 1, [write(table, "1.parquet", device, n=[1], device=["b"])], device)
+    with pytest.raises(OptionsError, match=r"column n is not null there, and 2\.parquet has rows without it"):
+        commit_files(str(table), "app", 1, [write(table, "2.parquet", n=[None, 1])], NUMBERS)
+    other = pa.schema([("m", pa.int64())])
+    with pytest.raises(OptionsError, match="column n is not null there"):
+        commit_files(str(table), "app", 1, [write(table, "3.parquet", other, m=[1])], other)
+    assert commit_files(str(table), "app", 1, [write(table, "4.parquet", n=[1])], NUMBERS)
+    assert rows(table) == [0, 1]
+
+
+def test_an_earlier_moment_is_told_by_the_commits_and_not_by_the_times_of_files(tmp_path: Path) -> None:
+    table = tmp_path / "t"
+    for number in range(3):
+        commit_files(str(table), "app", number, [write(table, f"{number}.parquet", n=[number])], NUMBERS)
+    times = [1_700_000_000_123 + 60_000 * number for number in range(3)]
+    for number, time in enumerate(times):
+        log = table / "_delta_log" / f"{number:020d}.json"
+        actions = [json.loads(line) for line in log.read_text().splitlines()]
+        for action in actions:
+            if "commitInfo" in action:
+                action["commitInfo"]["timestamp"] = time
+        log.write_text("".join(json.dumps(action) + "\n" for action in actions))
+    shutil.copytree(table, tmp_path / "copy", copy_function=shutil.copyfile)  # every file is new
+    for number, time in enumerate(times):
+        for later in (0, 59_999):
+            assert table_at(str(tmp_path / "copy"), None, str(time + later)).version() == number
+    with pytest.raises(OptionsError, match=r"it begins at 2023-11-14T22:13:20\.123"):
+        table_at(str(tmp_path / "copy"), None, str(times[0] - 1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from penstock.errors import OptionsError
+from penstock.errors import OptionsError, UnsupportedError
 from penstock.log.filechannel import FileChannel
 from penstock.log.xchannel import Writer
-from penstock.spark.lake import Compaction, commit_files, join_small_files
+from penstock.spark.lake import Compaction, commit_files, join_small_files, open_table
 from penstock.spark.lake.reading import files_of
 from penstock.spark.lake.skipping import conditions_in, files_that_may_match
 from penstock.spark.lake.table import data_files, schema_of
@@ -157,6 +158,93 @@ def test_whoever_commits_meanwhile_wins_against_the_compaction(tmp_path: Path, m
     assert not [name for _, _, names in os.walk(table) for name in names if name.startswith("joined")]
     assert join_small_files(str(table), plan).files > 0
     assert rows_of(table) == [0, 1, 2, 3, 5, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("other", ["joins", "optimizes", "appends"])
+def test_a_compaction_beside_another_doubles_no_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    from penstock.spark.lake import compaction
+
+    table, join, raced = tmp_path / "t", compaction._join, 0
+    small_files(table, 10)
+
+    def meanwhile(*given: Any) -> Any:
+        nonlocal raced
+        raced += 1
+        if raced == 1 and other == "joins":
+            plan = Compaction(target_bytes=1 << 20, min_files=2)
+            assert join_small_files(str(table), plan).files == 10
+        elif raced == 1 and other == "optimizes":
+            DeltaTable(str(table)).optimize.compact()
+        elif raced == 1:
+            small_files(table, 1, 10)
+        return join(*given)
+
+    monkeypatch.setattr(compaction, "_join", meanwhile)
+    assert compact(str(table))["files_after"] == 2
+    assert raced > 1
+    assert rows_of(table) == list(range(11 if other == "appends" else 10))
+
+
+def test_a_joined_file_is_committed_behind_what_came_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from penstock.spark.lake import compaction
+
+    table, join = tmp_path / "t", compaction._join
+    small_files(table, 10)
+
+    def meanwhile(*given: Any) -> Any:
+        monkeypatch.setattr(compaction, "_join", join)
+        small_files(table, 3, 10)
+        return join(*given)
+
+    monkeypatch.setattr(compaction, "_join", meanwhile)
+    done = join_small_files(str(table), Compaction(target_bytes=1 << 20, min_files=5))
+    assert (done.files, done.into, done.conflict) == (10, 2, False)  # and is not written again
+    assert rows_of(table) == list(range(13))
+
+
+def test_rows_are_deleted_by_age_beside_a_writer_and_a_compaction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, real = tmp_path / "t", DeltaTable.delete
+    small_files(table, 10, timestamp=pa.array([0], pa.timestamp("us", "UTC")))
+
+    def delete(found: DeltaTable, *given: Any) -> Any:
+        monkeypatch.undo()
+        assert join_small_files(str(table), Compaction(target_bytes=1 << 20, min_files=2)).files == 10
+        small_files(table, 1, 10, timestamp=pa.array([dt.datetime.now(dt.UTC)], pa.timestamp("us", "UTC")))
+        return real(found, *given)
+
+    monkeypatch.setattr(DeltaTable, "delete", delete)
+    assert compact(str(table), keep_days=1)["deleted_rows"] == 10
+    assert rows_of(table) == [10]
+
+
+def test_partitions_of_any_type_keep_their_values_when_files_are_joined(tmp_path: Path) -> None:
+    values = {
+        "text": pa.array(["a b/ü%=*\x01", None]),
+        "flag": pa.array([True, False]),
+        "day": pa.array([dt.date(1, 1, 1), dt.date(9999, 12, 31)]),
+        "at": pa.array([1, -1], pa.timestamp("us", "UTC")),
+        "local": pa.array([1, None], pa.timestamp("us")),
+        "rate": pa.array([-0.5, float("inf")]),
+        "sum": pa.array([Decimal("0.01"), Decimal("12345678.90")], pa.decimal128(10, 2)),
+        "small": pa.array([-128, 127], pa.int8()),
+    }
+    raw = pa.table({"raw": [b"\x00\xff", b"ab"], "n": [1, 2]})
+    write_deltalake(str(tmp_path / "raw"), raw, partition_by=["raw"])
+    with pytest.raises(UnsupportedError, match=r"it uses partitions of bytes \(raw\)"):  # nobody reads them alike
+        open_table(str(tmp_path / "raw"))
+    for name, column in values.items():
+        table = tmp_path / name
+        for number in range(4):
+            write_deltalake(
+                str(table), pa.table({name: column, "n": [number, -number]}), mode="append", partition_by=[name]
+            )
+        before = pl.read_delta(str(table)).sort("n", name).to_dicts()
+        assert join_small_files(str(table), Compaction(target_bytes=1 << 20, min_files=2)).files == 8, name
+        assert repr(pl.read_delta(str(table)).sort("n", name).to_dicts()) == repr(before), name
 
 
 def test_statistics_tell_which_files_need_not_be_opened(tmp_path: Path) -> None:

@@ -121,6 +121,26 @@ def test_available_now_stops_where_the_channels_ended_when_it_began(tmp_path: Pa
     assert reader.latestOffset(end, ReadMaxRows(6)) == end
 
 
+def test_a_run_that_ends_says_which_channels_are_there_when_others_are_named(tmp_path: Path) -> None:
+    fill(tmp_path / "a", 10)
+    fill(tmp_path / "b", 10)
+    reader = stream(tmp_path, channels="a,nope")
+    reader.prepareForTriggerAvailableNow()
+    start = reader.initialOffset()
+    with pytest.raises(OptionsError, match="channels names what is not there: nope; there is a, b"):
+        reader.latestOffset(start, ALL)
+    later = stream(tmp_path, channels="c,a")  # one that goes on waits for what may come
+    start = later.initialOffset()
+    fill(tmp_path / "c", 3)
+    end = later.latestOffset(start, ALL)
+    assert len(rows(later, start, end)) == 13
+    for file in tmp_path.glob("c*"):  # it was read, and is gone
+        file.unlink()
+    again = stream(tmp_path, channels="c,a")
+    again.prepareForTriggerAvailableNow()
+    assert rows(again, end, again.latestOffset(end, ALL)) == []
+
+
 def test_a_stream_starts_earliest_latest_or_at_a_position(tmp_path: Path) -> None:
     fill(tmp_path / "a", 10)
     fill(tmp_path / "b", 10)

@@ -31,11 +31,14 @@ from penstock.spark.lake.table import (
     table_columns,
 )
 from penstock.spark.source import shipped
+from penstock.spark.source.bounds import check_chosen
 from penstock.spark.source.columns import arrow_schema
-from penstock.spark.source.export import EXPORT_OPTIONS
-from penstock.spark.source.loss import extent_of
+from penstock.spark.source.export import CHOSEN
+from penstock.spark.source.filters import TOP
+from penstock.spark.source.loss import Extent, extent_of
+from penstock.spark.source.names import check_use
 from penstock.spark.source.options import SourceOptions, place_of
-from penstock.spark.source.plan import SourceChannel, advance, find_channels
+from penstock.spark.source.plan import Advance, SourceChannel, advance, bounds_of, find_channels
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -46,6 +49,8 @@ __all__ = ["Ingested", "ingest_committed", "reached"]
 logger = logging.getLogger(__name__)
 
 APP: Final = "penstock-ingest"
+SIZES: Final = ("maxRecordsPerTrigger", "maxOffsetsPerTrigger", "maxBytesPerTrigger")
+"""Options that say how much a commit brings."""
 TRIES: Final = 8
 """How often it looks again because another one committed first."""
 
@@ -96,17 +101,24 @@ def ingest_committed(
     begin, done = time.monotonic(), Ingested()
     table = place_of(table)
     given = {key: str(value) for key, value in (options or {}).items()}
-    told = SourceOptions.of({**given, "path": channels}, also=EXPORT_OPTIONS)
-    if told.filters.low or told.cursor is not None or (told.start, told.end) != ("earliest", "latest"):
-        raise OptionsError("fromPosition, start and cursor mean nothing here: the table says where to go on")
+    check_use(given, "a batch of logs", (*CHOSEN, *SIZES))
+    told = SourceOptions.of({**given, "path": channels}, also=CHOSEN)
+    bounded = told.filters.low > 0 or told.filters.high < TOP
+    if bounded or (told.start, told.end, told.start_ns, told.end_ns) != ("earliest", "latest", None, None):
+        raise OptionsError(
+            "positions, offsets and times to begin or end at mean nothing here: the table says where to go on, and it "
+            "goes on to the end"
+        )
     ends: dict[str, int] = {}
     tries = 0
     while True:
-        found = [channel for channel in find_channels(told.paths, told.format) if told.filters.takes(channel)]
-        bounds = _bounds(found, open_table(table), told, app, ends, done)
-        if not bounds:
+        there = find_channels(told.paths, told.format)
+        check_chosen(told, there)
+        found = {channel.name: channel for channel in there if told.filters.takes(channel)}
+        steps = _steps(found, open_table(table), told, app, ends)
+        if not steps:
             break
-        if _move(spark, channels, table, {c.name: c for c in found}, bounds, given, app, done, on_commit):
+        if _move(spark, channels, table, found, steps, given, app, done, on_commit):
             tries = 0
             continue
         tries += 1
@@ -116,41 +128,51 @@ def ingest_committed(
     return done
 
 
-def _bounds(
-    channels: list[SourceChannel],
-    held: DeltaTable | None,
+class _Step(msgspec.Struct, frozen=True):
+    """What of a channel comes next."""
+
+    held: int | None
+    """Up to where the table has it."""
+    begin: int
+    """Where reading begins: further on where retention was faster."""
+    end: int
+    lost: Extent = Extent()
+
+
+def _steps(
+    channels: Mapping[str, SourceChannel],
+    table: DeltaTable | None,
     options: SourceOptions,
     app: str,
     ends: dict[str, int],
-    done: Ingested,
-) -> dict[str, tuple[int, int]]:
+) -> dict[str, _Step]:
     """Return what of each channel comes next; ``ends`` remembers where they ended when this began."""
-    bounds: dict[str, tuple[int, int]] = {}
+    steps: dict[str, _Step] = {}
     records, size = options.max_records, options.max_bytes
-    for channel in channels:
-        at = reached(held, channel, app)
-        with channel.open() as log:
-            first, end = log.first_position, ends.setdefault(channel.name, log.next_position)
-            begin = first if at is None else at
+    lenient = not options.fail_on_data_loss
+    for name, channel in channels.items():
+        held = reached(table, channel, app)
+        with channel.open(on_damage=None if channel.node is not None else "raise") as log:
+            first, next_position = bounds_of(log, lenient=lenient)
+            end = ends.setdefault(name, next_position)
+            begin, lost = first if held is None else held, Extent()
             if begin < first:
-                if options.fail_on_data_loss:
+                if not lenient:
                     raise ExpiredError(channel.path, begin, first)
-                lost = extent_of(log, begin, first)
-                logger.warning("%s: %s at positions %d to %d are lost", channel.path, lost, begin, first)
-                done.lost, done.lost_bytes = done.lost + lost.records, done.lost_bytes + lost.bytes
-                begin = first
+                begin, lost = first, extent_of(log, begin, first)
             if begin >= end or 0 in (records, size):
                 continue
-            if records is not None or size is not None:
-                if isinstance(log, ShippedLog):
-                    end, passed, taken = shipped.advance(log, begin, end, records, size)
-                else:
-                    walked = advance(log, begin, end, records, size)
-                    end, passed, taken = walked.position, walked.records, walked.bytes
-                records = None if records is None else max(0, records - passed)
-                size = None if size is None else max(0, size - taken)
-            bounds[channel.name] = (begin, end)
-    return bounds
+            limited = records is not None or size is not None
+            if limited and isinstance(log, ShippedLog):
+                walked = Advance(*shipped.advance(log, begin, end, records, size))
+            elif limited or (lenient and not isinstance(log, ShippedLog)):  # so damage is counted as well
+                walked = advance(log, begin, end, records, size, over_damage=lenient)
+            else:
+                walked = Advance(end)
+            records = None if records is None else max(0, records - walked.records)
+            size = None if size is None else max(0, size - walked.bytes)
+            steps[name] = _Step(held, begin, walked.position if limited else end, lost + walked.lost)
+    return steps
 
 
 def _move(
@@ -158,24 +180,24 @@ def _move(
     channels: str,
     table: str,
     known: Mapping[str, SourceChannel],
-    bounds: Mapping[str, tuple[int, int]],
+    steps: Mapping[str, _Step],
     options: Mapping[str, str],
     app: str,
     done: Ingested,
     on_commit: Callable[[int, list[DataFile]], None] | None,
 ) -> bool:
-    """Export these bounds and commit them; False when another one was first."""
+    """Export these steps and commit them; False when another one was first."""
     chosen = {name: value for name, value in options.items() if not name.lower().startswith("max")}
     columns = table_columns(channels, table, chosen)
     told = export_options(table, columns, chosen, app, whole=True)
-    told["bounds"] = msgspec.json.encode(bounds).decode()
+    told["bounds"] = msgspec.json.encode({name: (step.begin, step.end) for name, step in steps.items()}).decode()
     files = data_files(spark.read.format("penstock-export").options(**told).load(channels).collect())
     ends: dict[str, int] = {}
-    for name, (_, end) in bounds.items():
-        ends[f"{app}/{name}"] = end
+    for name, step in steps.items():
+        ends[f"{app}/{name}"] = step.end
         ends[f"{app}/{name}#log"] = _number(known[name].identity)
     held = open_table(table)
-    if any((reached(held, known[name], app) or begin) != begin for name, (begin, _) in bounds.items()):
+    if any(reached(held, known[name], app) != step.held for name, step in steps.items()):
         return False
     turn = held.transaction_version(app) if held is not None else None
     if held is not None and turn is None and held.count():
@@ -185,6 +207,10 @@ def _move(
         return False
     done.commits += 1
     done.records += sum(item.records for item in files)
+    for name, step in steps.items():
+        if step.lost:
+            logger.warning("%s: %s up to position %d are lost", known[name].path, step.lost, step.end)
+            done.lost, done.lost_bytes = done.lost + step.lost.records, done.lost_bytes + step.lost.bytes
     if on_commit is not None:
         on_commit(batch, files)
     return True

@@ -1,9 +1,9 @@
 """Small files of a table joined into larger ones, a little at a time: between the batches of a stream, or by itself.
 
 Files of one partition and about one size are joined, the oldest first: so a row is written again only as often as its
-file grows eightfold.  The commit is made on the version that was looked at and on no other: whoever commits in between
-wins, and the files are joined another time.  Joined files hold no new rows, and the commit says so; those that follow
-a table pass over them.
+file grows eightfold.  The commit is made on a version that still has every file that was joined, and on no other: after
+a commit in between the table is looked at again, and where one of them is gone the files are joined another time.
+Joined files hold no new rows, and the commit says so; those that follow a table pass over them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import json
 import os
+import tempfile
 import time
 import uuid
 from collections.abc import Iterable, Sequence
@@ -21,12 +22,15 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from penstock.disk import object_store_for
+from penstock.disk.plain import private
 from penstock.errors import OptionsError
+from penstock.spark import objects
 from penstock.spark.lake.opening import open_table
 from penstock.spark.lake.reading import files_of
 from penstock.spark.lake.skipping import TableFile
 from penstock.spark.source.export import ROW_GROUP_BYTES, delta_stats, parquet_writer
-from penstock.spark.source.options import local_path
+from penstock.spark.source.options import is_remote, place_of
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -35,6 +39,8 @@ __all__ = ["Compaction", "Joined", "choose", "join_small_files"]
 
 TIER: Final = 8
 """Files are joined with those of at most so many times their size."""
+TRIES: Final = 8
+"""How often a commit is tried again behind those of others."""
 
 
 class Compaction(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +60,8 @@ class Compaction(msgspec.Struct, frozen=True, kw_only=True):
     """How much is read and written again in one turn."""
     every: int = 10
     """Of a stream: a turn after so many batches."""
+    of_one_size: bool = True
+    """Whether files wait for others of about their size."""
 
     def __post_init__(self) -> None:
         for name in ("target_bytes", "budget_bytes", "every"):
@@ -91,7 +99,7 @@ def choose(files: Iterable[TableFile], plan: Compaction, now_ms: int) -> list[li
         old = file.modified_ms <= now_ms - plan.min_age_seconds * 1000
         if old and file.size * 2 < plan.target_bytes:
             tier = 0
-            while file.size * TIER ** (tier + 1) < plan.target_bytes:
+            while plan.of_one_size and file.size * TIER ** (tier + 1) < plan.target_bytes:
                 tier += 1
             tiers.setdefault((*file.partition.items(), tier), []).append(file)
     groups: list[list[TableFile]] = []
@@ -115,11 +123,9 @@ def choose(files: Iterable[TableFile], plan: Compaction, now_ms: int) -> list[li
 
 def join_small_files(table: str, plan: Compaction | None = None) -> Joined:
     """Join small files of a table in one commit; return what was done."""
-    from deltalake import CommitProperties
-    from deltalake.exceptions import CommitFailedError
     from deltalake.transaction import AddAction, RemoveAction
 
-    plan, table = plan or Compaction(), local_path(table)
+    plan, table = plan or Compaction(), place_of(table)
     found = open_table(table)
     if found is None:
         raise OptionsError(f"{table}: there is no table here")
@@ -133,44 +139,75 @@ def join_small_files(table: str, plan: Compaction | None = None) -> Joined:
     schema = _inner_schema(found, by)
     made: list[str] = []
     for group in groups:
-        path, size, stats = _join(group, schema)
-        made.append(path)
+        name, size, stats = _join(table, group, schema)
+        made.append(name)
         texts = {name: _text(group[0].partition.get(name)) for name in by}
-        name = os.path.relpath(path, os.path.abspath(table))
         actions.append(AddAction(name, size, texts, now, False, stats))
         for file in group:
-            gone = os.path.relpath(file.path, os.path.abspath(table))
-            actions.append(RemoveAction(gone, False, now, file.size, texts))
+            actions.append(RemoveAction(_name_in(table, file), False, now, file.size, texts))
             done.files, done.bytes = done.files + 1, done.bytes + file.size
         done.into += 1
-    try:
-        found.create_write_transaction(
-            actions,
-            "append",
-            found.schema(),
-            partition_by=by or None,
-            commit_properties=CommitProperties(max_commit_retries=0),
-        )
-    except CommitFailedError:
-        for path in made:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-        return Joined(conflict=True)
-    return done
+    joined = {_name_in(table, file) for group in groups for file in group}
+    if _commit(found, table, actions, joined, made[0]):
+        return done
+    for name in made:
+        if is_remote(table):
+            object_store_for(table).delete([name])
+            continue
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(table, name))
+    return Joined(conflict=True)
 
 
-def _join(group: Sequence[TableFile], schema: pa.Schema) -> tuple[str, int, str]:
-    """Write the rows of some files into one; return its path, its size and its statistics."""
+def _commit(found: DeltaTable, table: str, actions: list[Any], joined: set[str], made: str) -> bool:
+    """Commit on the version a table was opened at, or on a later one that has these files too; False where none does.
+
+    delta-rs must not try again by itself: it does not notice that another one has joined the same files.
+    """
+    from deltalake import CommitProperties
+    from deltalake.exceptions import CommitFailedError
+
+    for _ in range(TRIES):
+        try:
+            found.create_write_transaction(
+                actions,
+                "append",
+                found.schema(),
+                partition_by=found.metadata().partition_columns or None,
+                commit_properties=CommitProperties(max_commit_retries=0),
+            )
+        except CommitFailedError:
+            again = open_table(table)
+            there = set() if again is None else {_name_in(table, file) for file in files_of(again, table)}
+            if made in there:  # it was committed, and not told
+                return True
+            if again is None or not joined <= there:
+                return False
+            found = again
+        else:
+            return True
+    return False
+
+
+def _name_in(table: str, file: TableFile) -> str:
+    return file.path if is_remote(table) else os.path.relpath(file.path, os.path.abspath(table))
+
+
+def _join(table: str, group: Sequence[TableFile], schema: pa.Schema) -> tuple[str, int, str]:
+    """Write the rows of some files into one; return its name in the table, its size and its statistics."""
     told = json.dumps([file.path for file in group])
     name = f"joined-{hashlib.sha256(told.encode()).hexdigest()[:24]}-{uuid.uuid4().hex[:8]}.parquet"
-    path = os.path.join(os.path.dirname(group[0].path), name)
+    name = os.path.join(os.path.dirname(_name_in(table, group[0])), name)
+    remote = is_remote(table)
+    path = os.path.join(tempfile.gettempdir(), os.path.basename(name)) if remote else os.path.join(table, name)
     temporary = f"{path}.tmp"
     try:
-        with open(temporary, "xb") as sink:
+        with open(temporary, "xb", opener=private if remote else None) as sink:
             with parquet_writer(sink, schema) as writer:
                 held: list[pa.Table] = []
                 for file in group:
-                    with pq.ParquetFile(file.path, coerce_int96_timestamp_unit="us") as source:
+                    data = pa.BufferReader(object_store_for(table).get(file.path)[0]) if remote else file.path
+                    with pq.ParquetFile(data, coerce_int96_timestamp_unit="us") as source:
                         for index in range(source.num_row_groups):
                             held.append(_fit(source.read_row_group(index), schema))
                             if sum(rows.nbytes for rows in held) >= ROW_GROUP_BYTES:
@@ -180,11 +217,15 @@ def _join(group: Sequence[TableFile], schema: pa.Schema) -> tuple[str, int, str]
                     writer.write_table(pa.concat_tables(held))
             sink.flush()
             os.fsync(sink.fileno())
-        os.rename(temporary, path)
+        size, stats = os.path.getsize(temporary), delta_stats(pq.read_metadata(temporary))
+        if remote:
+            objects.put_file(table, name, temporary)
+        else:
+            os.rename(temporary, path)
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
-    return path, os.path.getsize(path), delta_stats(pq.read_metadata(path))
+    return name, size, stats
 
 
 def _fit(rows: pa.Table, schema: pa.Schema) -> pa.Table:

@@ -85,6 +85,9 @@ def _features(found: DeltaTable) -> set[str]:
         if str(settings.get(name) or harmless).lower() != harmless:
             used.add(feature)
     used |= {"checkConstraints" for name in settings if name.startswith("delta.constraints.")}
+    by = found.metadata().partition_columns
     for field in msgspec.json.decode(found.schema().to_json())["fields"]:
+        if field["name"] in by and field["type"] == "binary":  # which writers put into words in different ways
+            used.add(f"partitions of bytes ({field['name']})")
         used |= {feature for name, feature in OF_FIELDS.items() if name in field.get("metadata", {})}
     return used

@@ -112,8 +112,13 @@ def read_added(spark: SparkSession, table: str, after: int, upto: int) -> DataFr
 
 
 def files_of(found: DeltaTable, table: str) -> list[TableFile]:
-    """Return the files of a table at the version it was opened at, with what its log says of them."""
+    """Return the files of a table at the version it was opened at, with what its log says of them.
+
+    Those of a table on an object store go by their names in it.
+    """
     rows = pa.table(found.get_add_actions(flatten=True)).to_pylist()
+    if is_remote(table):
+        return [file_of(row["path"], row) for row in rows]
     return [file_of(inside(local_path(table), row["path"]), row) for row in rows]
 
 
@@ -219,17 +224,36 @@ def table_at(table: str, version: int | None, timestamp: str | dt.date | None) -
                 timestamp = dt.datetime(timestamp.year, timestamp.month, timestamp.day, tzinfo=dt.UTC)
             elif timestamp.tzinfo is None:
                 timestamp = timestamp.replace(tzinfo=dt.UTC)
-            first = found.history()[-1]["timestamp"] / 1e3
-            if timestamp.timestamp() < first:
-                begin = dt.datetime.fromtimestamp(first, dt.UTC).isoformat(timespec="milliseconds")
-                raise OptionsError(f"{table}: at {timestamp.isoformat()} there was no table: it begins at {begin}")
-            found.load_as_version(timestamp)
+            found.load_as_version(_version_at(found, table, timestamp))
     except OptionsError:
         raise
     except (DeltaError, FileNotFoundError, OverflowError, ValueError) as exc:
         raise OptionsError(f"{table}: it cannot be read as it was: {exc}") from None
     check_table(found, table)  # what it used then
     return found
+
+
+def _version_at(found: DeltaTable, table: str, moment: dt.datetime) -> int | dt.datetime:
+    """Return the version that a table had at a moment, as its commits say: a copy of it has files of another time.
+
+    Where they do not say it, the moment is returned, and delta-rs goes by the times of the files.
+    """
+    commits = found.history()[::-1]
+    first = commits[0]
+    infos = [action["commitInfo"] for action in actions_of(table, first["version"]) if "commitInfo" in action]
+    if "timestamp" not in first or [info.get("timestamp") for info in infos] != [first["timestamp"]]:
+        return moment  # versions are counted back from the newest: a commit that says nothing shifts the others
+    begin = dt.datetime.fromtimestamp(first["timestamp"] / 1e3, dt.UTC)
+    if moment < begin:
+        told = begin.isoformat(timespec="milliseconds")
+        raise OptionsError(f"{table}: at {moment.isoformat()} there was no table: it begins at {told}")
+    wanted = (moment - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(milliseconds=1)
+    latest = 0  # a clock that was set back makes no version older than the one before
+    for commit in commits:
+        latest = max(latest, commit.get("timestamp") or 0)
+        if latest > wanted:
+            return int(commit["version"]) - 1
+    return int(commits[-1]["version"])
 
 
 def _condition(column: str, operator: str, value: Any) -> Any:

@@ -32,7 +32,8 @@ from penstock.spark.lake.compaction import Compaction, join_small_files
 from penstock.spark.lake.opening import open_table
 from penstock.spark.lake.reading import actions_of
 from penstock.spark.source.columns import BASE, Column, arrow_schema
-from penstock.spark.source.export import EXPORT_OPTIONS, delta_stats
+from penstock.spark.source.export import CHOSEN, delta_stats
+from penstock.spark.source.names import check_use
 from penstock.spark.source.options import SourceOptions, absolute_path, is_remote, local_path, place_of
 from penstock.spark.source.partition import PARTITIONS, Values, check_partitions, values_in
 from penstock.spark.source.plan import find_channels
@@ -179,9 +180,10 @@ def commit_files(
     wrong = [item.file for item in files if list(item.partition) != folders]
     if wrong:
         raise OptionsError(f"{table}: it is partitioned by {', '.join(folders) or 'nothing'}, not so {wrong[0]}")
-    if mode == "append" and _add_columns(existing, table, delta):
-        # Once more, on what the table is now.
-        return commit_files(table, app, batch, files, schema, query=query, holes=holes, more=more)
+    if mode == "append":
+        _check_nulls(existing, table, files, schema)
+        if _add_columns(existing, table, delta):  # once more, on what the table is now
+            return commit_files(table, app, batch, files, schema, query=query, holes=holes, more=more)
     try:
         existing.create_write_transaction(
             actions, mode, delta, partition_by=folders or None, commit_properties=properties
@@ -256,10 +258,14 @@ def write_files(frame: DataFrame, table: str, by: Sequence[str] = ()) -> tuple[l
     if missing:
         raise OptionsError(f"{table}: it is partitioned by {', '.join(by)}, and the rows have no {', '.join(missing)}")
     told = to_arrow_schema(frame.schema, timezone="UTC")
+    for name in by:
+        if pa.types.is_binary(told.field(name).type):
+            raise OptionsError(f"{table}: partition by {name}: bytes make no name of a folder: turn them into text")
     part = f"spark-{uuid.uuid4().hex[:16]}"
     place = local_path(table)
     folder = os.path.join(place, part)
-    frame.write.option("compression", "zstd").partitionBy(*by).parquet(folder)
+    # The names of folders are in UTC, as Delta's log has them: in a zone with summer time two hours have one name.
+    frame.write.option("compression", "zstd").option("timeZone", "UTC").partitionBy(*by).parquet(folder)
     files, schema = [], None
     for root, _, names in os.walk(folder):
         for name in sorted(names):
@@ -331,9 +337,12 @@ def ingest(
     """
     table = place_of(table)
     check_checkpoint(checkpoint)
+    check_use(dict(options or {}), "a stream", CHOSEN)
     chosen = table_columns(channels, table, options) if columns is None else tuple(columns)
     known = app or app_of(checkpoint)
     by = check_partitions(partitions_of(open_table(table), table, partition_by))
+    if node is not None and "node" not in by:
+        raise OptionsError(f"{table}: node={node!r} is for a table that is partitioned by node")
     schema = schema_of(chosen, by)
     told = export_options(table, chosen, options, known, whole=columns is None, by=by, node=node)
     manifest = spark.readStream.format("penstock-export").options(**told).load(channels)
@@ -358,6 +367,7 @@ def ingest_once(
     """Export what the channels hold now as one batch; return how many records, 0 when the table has the batch."""
     if committed_batch(table, app) >= batch:
         return 0
+    check_use(dict(options or {}), "a batch of logs", CHOSEN)
     columns = table_columns(channels, table, options)
     by = check_partitions(partitions_of(open_table(table), table, ()))
     told = export_options(table, columns, options, f"{app}-{batch}", whole=True, by=by)
@@ -383,7 +393,7 @@ def table_columns(channels: str, table: str, options: Mapping[str, Any] | None =
     from penstock.spark.source.table import added_columns
 
     given = {key: str(value) for key, value in (options or {}).items()}
-    told = SourceOptions.of({**given, "path": channels}, also=EXPORT_OPTIONS)
+    told = SourceOptions.of({**given, "path": channels}, also=CHOSEN)
     found = [channel for channel in find_channels(told.paths, told.format) if told.filters.takes(channel)]
     wanted = {column.name: column for column in (*BASE, *added_columns(found))}
     existing = open_table(table)
@@ -428,6 +438,7 @@ def _is_due(
 def _add_columns(held: DeltaTable, table: str, wanted: Schema) -> bool:
     """Give a table the columns it lacks, and say whether there were any; refuse one that has another type there."""
     known = {field.name: field.type for field in held.schema().fields}
+    check_cases(table, known, [field.name for field in wanted.fields])
     for field in wanted.fields:
         if known.get(field.name, field.type) != field.type:
             raise OptionsError(
@@ -437,6 +448,30 @@ def _add_columns(held: DeltaTable, table: str, wanted: Schema) -> bool:
     if more:
         held.alter.add_columns(more)
     return bool(more)
+
+
+def _check_nulls(held: DeltaTable, table: str, files: Iterable[DataFile], schema: pa.Schema) -> None:
+    """Refuse rows without a value in a column that may not be null, as far as statistics tell."""
+    needed = [field.name for field in held.schema().fields if not field.nullable]
+    for item in files if needed else ():
+        nulls = msgspec.json.decode(item.stats).get("nullCount", {})
+        for name in needed:
+            there = item.partition[name] is not None if name in item.partition else name in schema.names
+            if not there or nulls.get(name):
+                raise OptionsError(f"{table}: column {name} is not null there, and {item.file} has rows without it")
+
+
+def check_cases(table: str, known: Iterable[str], wanted: Iterable[str]) -> None:
+    """Refuse a column that differs from one of a table in its letters' case only: Spark could read neither.
+
+    >>> check_cases("lake/raw", ["Device"], ["device"])
+    Traceback (most recent call last):
+    penstock.errors.OptionsError: lake/raw: column device is called Device there
+    """
+    there = {name.lower(): name for name in known}
+    for name in wanted:
+        if there.get(name.lower(), name) != name:
+            raise OptionsError(f"{table}: column {name} is called {there[name.lower()]} there")
 
 
 def _name(kind: Any) -> str:

@@ -147,7 +147,7 @@ def _check_schema(content: str, schema: str | None) -> None:
     if schema is None:
         raise OptionsError("JSON needs a schema, such as 'device string, celsius double'")
     try:
-        names = cast("StructType", StructType.fromDDL(schema)).fieldNames()
+        names = [name.lower() for name in cast("StructType", StructType.fromDDL(schema)).fieldNames()]
     except PySparkException as exc:
         raise OptionsError(f"schema={schema!r}: {error_of(str(exc))}") from None
     twice = {name for name in names if names.count(name) > 1}

@@ -14,6 +14,7 @@ import msgspec
 from penstock.errors import OptionsError, PenstockError
 from penstock.spark import lake
 from penstock.spark.lake.skipping import conditions_in
+from penstock.spark.lake.table import check_cases
 from penstock.spark.source.offsets import unpack_offset
 from penstock.spark.source.options import absolute_path, is_remote, local_path
 
@@ -132,7 +133,7 @@ def load(
     if unknown:
         raise OptionsError(f"{path}: a table of the lake has no option {', '.join(sorted(unknown))}")
     version = given.get("version")
-    if version is not None and not version.isdigit():
+    if version is not None and not version.isdecimal():
         raise OptionsError(f"version={version!r}: must be a number")
     return lake.read(
         spark,
@@ -185,6 +186,7 @@ def fit_table(frame: DataFrame, table: str) -> None:
     from pyspark.sql.types import StructField, StructType
 
     held = {field.name: field.dataType for field in StructType.fromJson(msgspec.json.decode(found.schema().to_json()))}
+    check_cases(table, held, frame.columns)
     more = []
     for field in frame.schema:
         if field.name not in held:

@@ -124,7 +124,7 @@ class SinkOptions:
         if app is None:
             app = "batch-" + uuid.uuid4().hex[:16]
         batch = found.get("batchid")
-        if batch is not None and not batch.isdigit():
+        if batch is not None and not batch.isdecimal():
             raise OptionsError(f"batchId={batch!r}: must be a number")
         return cls(
             path=absolute_path(found["path"]),

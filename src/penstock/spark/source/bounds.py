@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Final
 
 import numpy as np
@@ -52,13 +52,16 @@ def check_named(options: SourceOptions, names: Iterable[str]) -> None:
             raise OptionsError(f"{option} names channels that are not there: {', '.join(sorted(unknown))}")
 
 
-def check_chosen(options: SourceOptions, found: Sequence[SourceChannel]) -> None:
-    """Refuse names of channels and nodes that are not there; those that end with ``*`` may stand for none."""
+def check_chosen(options: SourceOptions, found: Sequence[SourceChannel], known: Container[str] = ()) -> None:
+    """Refuse names of channels and nodes that are not there; those that end with ``*`` may stand for none.
+
+    ``known`` are channels that were there, and may be gone.
+    """
     for option, chosen, there in (
         ("channels", options.filters.channels, {name for channel in found for name in (channel.name, channel.label)}),
         ("nodes", options.filters.nodes, {channel.node for channel in found if channel.node is not None}),
     ):
-        unknown = sorted(name for name in chosen if not name.endswith("*") and name not in there)
+        unknown = sorted(name for name in chosen if not name.endswith("*") and name not in there and name not in known)
         if unknown:
             some = ", ".join(sorted(there)[:MOST_NAMED]) + (", …" if len(there) > MOST_NAMED else "") or "none"
             raise OptionsError(f"{option} names what is not there: {', '.join(unknown)}; there is {some}")

@@ -34,9 +34,11 @@ from penstock.spark.source.partition import Values, check_partitions, folder_nam
 from penstock.spark.source.plan import Span
 from penstock.spark.source.reading import read_spans
 
-__all__ = ["Exporter", "MANIFEST", "EXPORT_OPTIONS", "delta_stats", "parquet_writer"]
+__all__ = ["CHOSEN", "Exporter", "MANIFEST", "EXPORT_OPTIONS", "delta_stats", "parquet_writer"]
 
-EXPORT_OPTIONS: Final = ("app", "bounds", "columns", "compression", "whole", "partitionBy", "node")
+CHOSEN: Final = ("compression",)
+"""What whoever fills a table may choose besides the options of the source."""
+EXPORT_OPTIONS: Final = (*CHOSEN, "app", "bounds", "columns", "whole", "partitionBy", "node")
 """What ``penstock-export`` takes besides the options of the source, and ``table``."""
 
 MANIFEST: Final = (

@@ -32,7 +32,7 @@ from penstock.log.fingerprint import Fingerprint, check_fingerprint, last_finger
 from penstock.log.sidecar import sidecar_of
 from penstock.ship import ShippedLog
 from penstock.spark.source import shipped
-from penstock.spark.source.bounds import check_named, end_of, start_of
+from penstock.spark.source.bounds import check_chosen, check_named, end_of, start_of
 from penstock.spark.source.columns import Column
 from penstock.spark.source.export import Exporter
 from penstock.spark.source.filters import TOP
@@ -69,6 +69,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._seen: dict[str, tuple[int, str]] = {}  # where channels ended when they were last looked at, and formats
         self._missed: dict[str, tuple[int, Place]] = {}  # at the end of a batch: what was lost up to there
         self._checked: set[str] = set()  # channels whose fingerprint was compared by this reader
+        self._there: list[SourceChannel] | None = None  # what a run that ends found, until it was compared
         self._marked: dict[tuple[str, str], int] = {}  # where the named cursors are
 
     # --- What Spark asks on the driver
@@ -94,6 +95,9 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
         """Return where the next batch ends: as far as there are records and the limits allow."""
         known = unpack_offset(start)
+        if self._there is not None:  # nothing that comes later is read: a name that is not there stands for nothing
+            check_chosen(self.options, self._there, {part for name in known for part in (name, *name.partition("/"))})
+            self._there = None
         places: dict[str, Place] = {name: _kept(place) for name, place in known.items()}
         for name, (at, lost) in self._missed.items():
             if name in known and known[name]["at"] == at:
@@ -148,7 +152,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Note where the channels end: this run reads up to there and stops."""
-        self._channels(fresh=True)
+        self._there = find_channels(self.options.paths, self.options.format)
         self._ceiling = {name: place["at"] for name, place in self._ends()[0].items()}
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
@@ -214,6 +218,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             "_ceiling": None,
             "_looked": None,
             "_checked": set(),
+            "_there": None,
         }
 
     def _bounds(self, channel: SourceChannel) -> tuple[int, int]:
