@@ -79,9 +79,9 @@ def broadcast(
     server: Server = HERE, user: User = None, token: Token = None, ca: Ca = None, insecure: Insecure = False,
     json: JsonOption = False,
 ) -> None:  # fmt: skip
-    """Broadcast a message, or every line of stdin as it comes.
+    """Broadcast a message, or every line of stdin.
 
-    The numbers are printed.
+    Lines go as they come. The numbers are printed.
     """
 
     async def work(client: Client) -> None:
@@ -163,7 +163,10 @@ def push(
     server: Server = HERE, user: User = None, token: Token = None, ca: Ca = None, insecure: Insecure = False,
     json: JsonOption = False,
 ) -> None:  # fmt: skip
-    """Put an element at the end of a queue, or every line of stdin as it comes."""
+    """Put elements at the end of a queue.
+
+    Without one, every line of stdin is an element, as it comes.
+    """
 
     async def work(client: Client) -> None:
         count = 0
