@@ -250,7 +250,7 @@ class Outgoing(Sink):
 
     def room(self, session: Session) -> int:
         """Return how many messages may be sent before more are acknowledged."""
-        if not session.ready or session.exchange.size >= self.broker.options.max_queued_bytes:
+        if not session.ready or session.exchange.size >= (self.broker.options.max_queued_bytes or 1):
             return 0
         return min(self._quota - self.outstanding, 65535 - session.exchange.messages)
 
