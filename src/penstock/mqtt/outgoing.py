@@ -131,8 +131,6 @@ class Outgoing(Sink):
         session = self.session
         assert session is not None
         queued = since is not None
-        if since is None:
-            since = self.broker.clock.monotonic()
         broker, taken = self.broker, run.count
         keeps = broker.journal.keeps and session.expiry > 0
         if keeps and stored is None:
@@ -145,6 +143,7 @@ class Outgoing(Sink):
             if unnumbered is None:
                 return taken
             run, start = unnumbered, start + flight.count
+        since = broker.clock.monotonic() if since is None else since
         parts = deque(
             [(run, start)] if self._packet_limit == LARGEST else self._fitting(run, start, session, identifiers)
         )
