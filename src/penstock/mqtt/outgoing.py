@@ -377,17 +377,21 @@ class Outgoing(Sink):
         self._counts.messages_sent += count
         data = ack_run(first, packet_id, count, reason)
         self._counts.bytes_sent += len(data)
-        self.answers.acknowledge(data, lambda code: self._refuse_publish(first, packet_id, count, code))
-
-    def _refuse_publish(self, first: int, packet_id: int, count: int, reason: int) -> None:
-        """Tell that a publish was not kept: version 5 has a reason code, the others are closed without an answer."""
         session = self.session
-        if session is None or self._state is not ConnectionState.OPEN:
-            return
-        if first == 0x50:
+        self.answers.acknowledge(data, lambda code: self._refuse_publish(session, first, packet_id, count, code))
+
+    def _refuse_publish(self, session: Session | None, first: int, packet_id: int, count: int, reason: int) -> None:
+        """Tell that a publish was not kept: version 5 has a reason code, the others are closed without an answer.
+
+        Its id is free also where the client is gone: it had no answer, and sends the message again.
+        """
+        broker = self.broker
+        if first == 0x50 and session is not None and broker.sessions.get(session.client_id) is session:
             session.received.difference_update(range(packet_id, packet_id + count))
-            if self.broker.journal.keeps and session.persistent:
-                self.broker.journal.freed(session, packet_id, count)
+            if broker.journal.keeps and session.persistent:
+                broker.journal.freed(session, packet_id, count)
+        if self.session is None or self._state is not ConnectionState.OPEN:
+            return
         if self.version5:
             self.connection.write(ack_run(first, packet_id, count, reason))  # its turn has come: nothing overtakes it
         else:
