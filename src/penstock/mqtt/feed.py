@@ -293,11 +293,11 @@ class Feed:
         if not len(batch):
             return 0
         messages = self.messages(batch)
-        if messages:
-            for reason, count in (await self._taker.take(messages)).items():
-                self._pass(reason, count)
+        never = await self._taker.take(messages) if messages else {}
+        for reason, count in never.items():
+            self._pass(reason, count)
         await in_disk_thread(self._move, batch)
-        count = sum(len(each.payloads) for each in messages)
+        count = sum(len(each.payloads) for each in messages) - sum(never.values())
         self.published += count
         _published.add(count, feed=self.name)
         if self._life.reason:

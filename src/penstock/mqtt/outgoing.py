@@ -131,8 +131,6 @@ class Outgoing(Sink):
         session = self.session
         assert session is not None
         queued = since is not None
-        if since is None:
-            since = self.broker.clock.monotonic()
         broker, taken = self.broker, run.count
         keeps = broker.journal.keeps and session.expiry > 0
         if keeps and stored is None:
@@ -145,6 +143,7 @@ class Outgoing(Sink):
             if unnumbered is None:
                 return taken
             run, start = unnumbered, start + flight.count
+        since = broker.clock.monotonic() if since is None else since
         parts = deque(
             [(run, start)] if self._packet_limit == LARGEST else self._fitting(run, start, session, identifiers)
         )
@@ -250,7 +249,7 @@ class Outgoing(Sink):
 
     def room(self, session: Session) -> int:
         """Return how many messages may be sent before more are acknowledged."""
-        if not session.ready or session.exchange.size >= self.broker.options.max_queued_bytes:
+        if not session.ready or session.exchange.size >= (self.broker.options.max_queued_bytes or 1):
             return 0
         return min(self._quota - self.outstanding, 65535 - session.exchange.messages)
 
@@ -378,17 +377,21 @@ class Outgoing(Sink):
         self._counts.messages_sent += count
         data = ack_run(first, packet_id, count, reason)
         self._counts.bytes_sent += len(data)
-        self.answers.acknowledge(data, lambda code: self._refuse_publish(first, packet_id, count, code))
-
-    def _refuse_publish(self, first: int, packet_id: int, count: int, reason: int) -> None:
-        """Tell that a publish was not kept: version 5 has a reason code, the others are closed without an answer."""
         session = self.session
-        if session is None or self._state is not ConnectionState.OPEN:
-            return
-        if first == 0x50:
+        self.answers.acknowledge(data, lambda code: self._refuse_publish(session, first, packet_id, count, code))
+
+    def _refuse_publish(self, session: Session | None, first: int, packet_id: int, count: int, reason: int) -> None:
+        """Tell that a publish was not kept: version 5 has a reason code, the others are closed without an answer.
+
+        Its id is free also where the client is gone: it had no answer, and sends the message again.
+        """
+        broker = self.broker
+        if first == 0x50 and session is not None and broker.sessions.get(session.client_id) is session:
             session.received.difference_update(range(packet_id, packet_id + count))
-            if self.broker.journal.keeps and session.persistent:
-                self.broker.journal.freed(session, packet_id, count)
+            if broker.journal.keeps and session.persistent:
+                broker.journal.freed(session, packet_id, count)
+        if self.session is None or self._state is not ConnectionState.OPEN:
+            return
         if self.version5:
             self.connection.write(ack_run(first, packet_id, count, reason))  # its turn has come: nothing overtakes it
         else:

@@ -215,7 +215,7 @@ class RemoteTaker:
                     if len(each.payloads) > 1:  # only some of them may be at fault
                         again += [msgspec.structs.replace(each, payloads=[payload]) for payload in each.payloads]
                         continue
-                    reason = answer.reason if isinstance(answer, Refused) else str(answer)
+                    reason = answer.reason if isinstance(answer, Refused) else "no message for that server"
                     never[reason] = never.get(reason, 0) + 1
                     _log.warning("%s: %s is never taken: %s", self._name, each.topic, answer)
                 elif isinstance(answer, PenstockError | OSError):

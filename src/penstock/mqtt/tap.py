@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -47,6 +48,8 @@ _log = logging.getLogger(__name__)
 
 _records = REGISTRY.counter("mqtt_tap_records", "messages that taps wrote into logs", labels=("tap",))
 _lost = REGISTRY.counter("mqtt_tap_lost", "messages that a tap did not write, by reason", labels=("tap", "reason"))
+
+_NUMBER: Final = re.compile(r"\d+")
 
 FIRST_RETRY_SECONDS: Final = 0.25
 LAST_RETRY_SECONDS: Final = 5.0
@@ -307,7 +310,7 @@ class Tap:
                     fitting.append(entry)
                 except OptionsError as exc:
                     if self.spec.on_failure == "drop" or entry.ticket is None:
-                        self._count_lost([entry], str(exc).partition(": ")[2] or str(exc))
+                        self._count_lost([entry], _kind_of(exc))
                     else:
                         self._refuse(entry)
                 del left[0]
@@ -566,6 +569,11 @@ def _done(entries: list[_Entry]) -> None:
     for entry in entries:
         if entry.ticket is not None:
             entry.ticket.done()
+
+
+def _kind_of(exc: OptionsError) -> str:
+    """Return why a log never takes a message, without its path and size: there are few such reasons to count by."""
+    return _NUMBER.sub("…", str(exc).partition(": ")[2] or str(exc), count=1)
 
 
 def _single(run: Run) -> Iterator[Run]:

@@ -23,6 +23,7 @@ from penstock.log.messagelog import MessageLog, MessageLogOptions
 from penstock.log.sidecar import sidecar_of
 from penstock.log.xchannel import Writer, WriterOptions
 from penstock.mqtt import Client, Feed, FeedSpec, MqttServer, RemoteSpec, ServerOptions, TapSpec
+from penstock.mqtt.options import BrokerOptions
 from penstock.mqtt.packets import Properties
 from penstock.types import Op
 
@@ -236,12 +237,14 @@ async def test_a_feed_waits_for_its_log_and_its_broker_and_moves_only_with_the_a
 async def test_a_message_that_the_other_broker_never_takes_is_passed_over_and_counted(tmp_path: Path) -> None:
     path, acl = f"{tmp_path}/log", tmp_path / "acl"
     acl.write_text("topic readwrite ok/#\n")
-    write(path, Envelope(b"ok/1", b"1"), Envelope(b"no/1", b"2"), Envelope(b"no/1", b"3"), Envelope(b"ok/1", b"4"))
-    async with server(acl=str(acl)) as made:
+    large = [Envelope(b"ok/%d" % number, bytes(2000 + number)) for number in range(3)]
+    write(path, Envelope(b"ok/1", b"1"), Envelope(b"no/1", b"2"), Envelope(b"no/1", b"3"), *large, Envelope(b"ok/1"))
+    async with server(acl=str(acl), broker=BrokerOptions(max_packet_bytes=1000)) as made:
         feed = Feed(FeedSpec(log=path, to=RemoteSpec(url=made.addresses["mqtt"])))
         await feed.start()
         await feed.caught_up()
-        assert feed.passed == {"NOT_AUTHORIZED": 2}
+        assert feed.passed == {"NOT_AUTHORIZED": 2, "no message for that server": 3}
+        assert feed.published == 2
         await feed.stop()
 
 

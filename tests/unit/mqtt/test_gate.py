@@ -221,6 +221,25 @@ def test_a_ticket_that_is_refused_says_so_and_frees_the_packet_id(qos: int) -> N
     assert acks(old) == []
 
 
+def test_a_ticket_that_is_refused_when_its_client_is_gone_frees_the_packet_id() -> None:
+    world = Gated()
+    tap = Tap(world)
+    keep: Any = {"clean": False, "properties": p.Properties(session_expiry=1000)}
+    pub, sub = world.device("pub", **keep), world.device("sub")
+    sub.subscribe("a", qos=2)
+    pub.publish("a", b"x", 2, 5)
+    world.loop.run()
+    pub.drop()
+    tap.tickets[0].refuse(Reason.QUOTA_EXCEEDED)
+    assert world.broker.sessions["pub"].received == set()
+    pub = world.device("pub", **keep)
+    pub.publish("a", b"x", 2, 5, dup=True)  # it had no answer
+    world.loop.run()
+    assert acks(pub) == []
+    tap.tickets[1].done()
+    assert acks(pub) == [(5, 0)]
+
+
 def test_who_has_too_much_waiting_is_not_read_from_until_it_left() -> None:
     world = Gated(max_queued_bytes=1 << 40)
     pub, sub = world.device("pub"), world.device("sub")

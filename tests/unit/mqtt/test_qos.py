@@ -393,6 +393,19 @@ def test_a_client_that_never_acknowledges_holds_a_bounded_number_of_bytes() -> N
     assert session.exchange.size + session.queued_bytes < 2 * (1 << 20) + 300_000
 
 
+@pytest.mark.parametrize("bound", ["max_queued_messages", "max_queued_bytes"])
+def test_a_broker_that_lets_nothing_wait_delivers_to_who_is_there(bound: str) -> None:
+    world = World(**{bound: 0})
+    sub, pub = world.device("sub", **keeping(5)), world.device("pub")
+    sub.subscribe("a", qos=1)
+    for number in (1, 2):
+        assert pub.publish("a", b"%d" % number, 1, number) == [p.Ack(Kind.PUBACK, number)]
+        assert sub.payloads() == [b"%d" % number]
+        sub.ack(Kind.PUBACK, number)
+    sub.drop()
+    assert pub.publish("a", b"3", 1, 3) == [p.Ack(Kind.PUBACK, 3, Reason.QUOTA_EXCEEDED)]
+
+
 def test_a_resumed_session_gets_its_queue_in_order_within_its_window() -> None:
     world = World()
     sub, pub = world.device("sub", **keeping(5)), world.device("pub")

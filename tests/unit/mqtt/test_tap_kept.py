@@ -114,3 +114,17 @@ def answered(kept: Kept, tap: Tap, device: Device) -> list[p.Packet]:
         kept.loop.run()
     kept.settle()
     return device.read()
+
+
+def test_what_a_log_never_takes_is_counted_by_few_reasons(tmp_path: Path) -> None:
+    """Each reason is a series of metrics: a size in it would be one for each size that a client thinks of."""
+    kept = Kept()
+    tap = attached(kept, f"{tmp_path}/log")
+    pub = kept.device("pub")
+    for more in range(3):
+        pub.publish("a", bytes((5 << 20) + more))
+    kept.settle()
+    assert list(tap.lost.values()) == [3]
+    tap._detach()
+    tap._close_logs()
+    kept.kept.close()
