@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["register_use"]
 
+VARIABLE: Final = "PENSTOCK_TOKEN"
+"""The variable that has the token of whoever gives neither a name nor a token."""
 Channel = Annotated[str, typer.Argument(help="The channel: ops/east or !ops/east@domain.", metavar="CHANNEL")]
 Server = Annotated[
     str,
@@ -25,7 +27,7 @@ Server = Annotated[
 User = Annotated[str | None, typer.Option(help="The name to go by, where the server takes names.")]
 Token = Annotated[
     str | None,
-    typer.Option(help="The token to log in with; user:password is turned into one.", envvar="PENSTOCK_TOKEN"),
+    typer.Option(help=f"The token to log in with [env var: {VARIABLE}]; user:password is turned into one."),
 ]
 Ca = Annotated[str | None, typer.Option(help="PEM of who signs for the server.", metavar="FILE")]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Believe any certificate.")]
@@ -101,19 +103,21 @@ def broadcast(
 
 def listen(
     channel: Channel,
-    limit: Annotated[int | None, typer.Option(help="Leave after so many messages.", metavar="N")] = None,
-    from_seq: Annotated[int | None, typer.Option("--from", help="Begin with this number, from the history.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Leave after so many messages.", metavar="N")] = None,
+    from_seq: Annotated[
+        int | None, typer.Option("--from", min=1, help="Begin with this number, from the history.")
+    ] = None,
     server: Server = HERE, user: User = None, token: Token = None, ca: Ca = None, insecure: Insecure = False,
     json: JsonOption = False,
 ) -> None:  # fmt: skip
     """Print what a channel says, as it says it.
 
-    It goes on over lost connections.
+    It goes on over lost connections, and ends with exit code 1 when the channel does.
     """
 
     async def work(client: Client) -> None:
-        from penstock.channels.wire import Gap, Heard
-        from penstock.errors import Refused
+        from penstock.channels.wire import Gap, Heard, HeardEvent
+        from penstock.errors import ClosedError, Refused
 
         name = client._name(channel)
         try:
@@ -130,6 +134,12 @@ def listen(
                 told += 1
                 if told == limit:
                     return
+            if isinstance(item, HeardEvent) and item.channel == name:
+                if item.kind == "CHANNEL_DELETED":
+                    raise ClosedError(f"{name} was deleted")
+                if item.kind == "MEMBER_LEFT" and item.nid == client.nid:
+                    raise ClosedError(f"{client.nid} is no member of {name} any more")
+        raise ClosedError(f"{server}: {client.closed_reason}")
 
     seen = {channel: from_seq - 1} if from_seq else {}
     _with_client(work, server, user, token, ca, insecure=insecure, seen=seen)
@@ -137,8 +147,8 @@ def listen(
 
 def history(
     channel: Channel,
-    from_seq: Annotated[int, typer.Option("--from", help="The first number.")] = 1,
-    limit: Annotated[int, typer.Option(help="At the most so many.")] = 100,
+    from_seq: Annotated[int, typer.Option("--from", min=1, help="The first number.")] = 1,
+    limit: Annotated[int, typer.Option(min=1, help="At the most so many.")] = 100,
     server: Server = HERE, user: User = None, token: Token = None, ca: Ca = None, insecure: Insecure = False,
     json: JsonOption = False,
 ) -> None:  # fmt: skip
@@ -184,7 +194,7 @@ def push(
 
 def pop(
     channel: Channel,
-    limit: Annotated[int, typer.Option(help="At the most so many.")] = 1,
+    limit: Annotated[int, typer.Option(min=1, help="At the most so many.")] = 1,
     server: Server = HERE, user: User = None, token: Token = None, ca: Ca = None, insecure: Insecure = False,
     json: JsonOption = False,
 ) -> None:  # fmt: skip
@@ -287,6 +297,10 @@ def _with_client(
     from penstock.channels import Client
     from penstock.net import run
 
+    if user is not None and token is not None:
+        raise OptionsError("give --user or --token: a server takes one of them")
+    if user is None:
+        token = token or os.environ.get(VARIABLE) or None
     if user is None and token is None:
         raise OptionsError("give --user, or --token where the server authenticates")
     if token is not None and ":" in token:
@@ -294,7 +308,7 @@ def _with_client(
         token = base64.b64encode(f"\0{name}\0{password}".encode()).decode()
 
     async def main() -> None:
-        client = Client(server, username=user if token is None else None, token=token, ca=ca, verify=not insecure)
+        client = Client(server, username=user, token=token, ca=ca, verify=not insecure)
         for channel, last in (seen or {}).items():
             client.seen[channel] = last
         await client.open()
@@ -352,4 +366,17 @@ def _say(as_json: bool, facts: dict[str, Any]) -> None:
     if as_json:
         emit_json(facts)
     else:
-        emit_lines([" ".join(f"{name}={value}" for name, value in facts.items()).encode() + b"\n"])
+        emit_lines([" ".join(f"{name}={_text(value)}" for name, value in facts.items()).encode() + b"\n"])
+
+
+def _text(value: Any) -> str:
+    """Return a value as it is given to a command.
+
+    >>> _text(True), _text([]), _text(["ann@localhost", "example.com"])
+    ('true', '-', 'ann@localhost,example.com')
+    """
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list):
+        return ",".join(value) or "-"
+    return str(value)

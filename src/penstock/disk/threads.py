@@ -94,6 +94,8 @@ class Threads(Executor):
                 while (work := self._shared.work.get_nowait()) is not None:
                     work[0].cancel()
         self._shared.work.put(None)
+        if cancel_futures and not wait:
+            _EVERY.discard(self)  # nobody wants what it is still at: the end of the process waits for it neither
         if wait:
             for thread in self._threads:
                 thread.join()

@@ -153,9 +153,12 @@ OPEN: dict[str, tuple[dict[str, Any], str]] = {
         "ann< ERROR id=2 detail=\\\"invalid payload format\\\" reason=BAD_REQUEST\nann x"),
     "6.1.35 not on the publish list": ({}, MADE + f"ann: SET_CHAN_ACL id=2 action=add {C} nids:1=bob@localhost type=publish\n"
         f"ann< SET_CHAN_ACL_ACK id=2\nann: BROADCAST id=3 {C} length=1⏎x\nann< ERROR id=3 reason=NOT_ALLOWED"),
-    "6.1.36 not on the read list": ({}, BOTH + f"ann: SET_CHAN_ACL id=2 action=add {C} nids:1=ann@localhost type=read\n"
+    "6.1.36 not on the read list": ({}, BOTH + f"cat: JOIN id=1 {C}\ncat< JOIN_ACK id=1 {C}\n"
+        + "".join(f"{name}< EVENT {C} kind=MEMBER_JOINED nid=cat@localhost owner=false\n" for name in ("ann", "bob"))
+        + f"ann: SET_CHAN_ACL id=2 action=add {C} nids:1=bob@localhost type=read\n"
         f"ann< SET_CHAN_ACL_ACK id=2\nann: BROADCAST id=3 {C} length=1⏎x\nann< BROADCAST_ACK id=3 seq=1\n"
-        "bob: CHANNELS id=5 owner=true\nbob< CHANNELS_ACK id=5"),
+        f"bob< MESSAGE {C} from=ann@localhost length=1 seq=1 timestamp=#⏎x\n"
+        "cat: CHANNELS id=5 owner=true\ncat< CHANNELS_ACK id=5"),
     "6.1.37 an answer that is too large": ({"max_message_size": 512, "max_clients_per_channel": 1000}, MADE + "".join(
         f"ann: SET_CHAN_ACL id=2 action=add {C} nids:1={'x' * 200}{n}@localhost type=read\nann< SET_CHAN_ACL_ACK id=2\n"
         for n in range(4)) + f"ann: GET_CHAN_ACL id=3 {C} type=read\n"
@@ -255,7 +258,8 @@ LOGGED_IN: dict[str, tuple[dict[str, Any], str]] = {
         + f"bob< HISTORY_ACK id=2 {C} count=2 history_id=h"),
     "6.3.14 from beyond its end": ({}, KEPT + said(2) + f"ann: HISTORY id=9 {C} from_seq=999 history_id=h limit=10\n"
         f"ann< HISTORY_ACK id=9 {C} count=0 history_id=h"),
-    "6.3.16 of a transient channel": ({}, MADE + f"ann: CHAN_SEQ id=2 {C}\nann< ERROR id=2 reason=PERSISTENCE_NOT_ENABLED"),
+    "6.3.16 of a transient channel": ({}, MADE + f"ann: CHAN_SEQ id=2 {C}\nann< ERROR id=2 reason=PERSISTENCE_NOT_ENABLED\n"
+        f"ann: HISTORY id=3 {C} from_seq=1 history_id=h limit=9\nann< ERROR id=3 reason=PERSISTENCE_NOT_ENABLED"),
     "6.3.17 off and on again": ({}, KEPT + said(5) + f"ann: SET_CHAN_CONFIG id=91 {C} persist=false\nann< SET_CHAN_CONFIG_ACK id=91\n"
         f"ann: SET_CHAN_CONFIG id=92 {C} persist=true\nann< SET_CHAN_CONFIG_ACK id=92\n" + said(3, 6)
         + f"ann: CHAN_SEQ id=93 {C}\nann< CHAN_SEQ_ACK id=93 {C} first_seq=6 last_seq=8"),

@@ -148,6 +148,26 @@ async def test_own_messages_count_as_seen(tmp_path: Path) -> None:
         assert await heard(ann, 1) == [(5, b"yours")]
 
 
+async def test_own_messages_that_are_replayed_together_are_not_heard() -> None:
+    """Sent one by one, they come back in a row: all of one sender and one moment."""
+    channel = b"channel=!c@localhost"
+    first = (GREETING, WELCOME, b"CHANNELS_ACK id=1\n", b"JOIN_ACK id=2 " + channel + b" last_seq=3\n",
+             b"", b"BROADCAST_ACK id=3 seq=5\n", b"", b"BROADCAST_ACK id=4 seq=6\n")  # fmt: skip
+    replay = b"RESUME_ACK id=2 " + channel + b" first_seq=4 last_seq=6 recovered=true\n" + b"".join(
+        b"MESSAGE %s from=%s@localhost length=1 seq=%d timestamp=%d\nx\n" % (channel, name, seq, time)
+        for seq, name, time in ((4, b"bob", 8), (5, b"ann", 9), (6, b"ann", 9), (7, b"bob", 9))
+    )  # fmt: skip
+    second = (GREETING, WELCOME, b"CHANNELS_ACK id=1 channels:1=!c@localhost\n", replay)
+    async with (
+        answering(first, second) as (place, _),
+        asyncio.timeout(SECONDS),
+        await Client.connect(place, username="ann") as ann,
+    ):
+        await ann.join("c")
+        assert [await ann.broadcast("c", b"x") for _ in range(2)] == [5, 6]
+        assert await heard(ann, 2) == [(4, b"x"), (7, b"x")]
+
+
 async def test_numbers_that_began_again_are_told_and_all_is_heard(tmp_path: Path) -> None:
     """The channel was deleted and made again while a client was away: what it knew of is another channel."""
     async with serving(tmp_path) as server, await enter(server, "ann") as ann:

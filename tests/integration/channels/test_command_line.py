@@ -8,6 +8,7 @@ import json
 import os
 import resource
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -23,6 +24,11 @@ from wire_use import plain_token
 SUPPORT = str(Path(__file__).parents[2] / "support")
 PENSTOCK = [sys.executable, "-m", "penstock.cli.main"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([SUPPORT, os.environ.get("PYTHONPATH", "")])}
+
+
+def modules_of(folder: Path) -> dict[str, str]:
+    """Return an environment in which the modules of a folder are found."""
+    return {"PYTHONPATH": os.pathsep.join([str(folder), ENVIRONMENT["PYTHONPATH"]])}
 
 
 class Server:
@@ -57,11 +63,19 @@ def server(tmp_path: Path) -> Iterator[Server]:
     running.process.communicate()
 
 
-def use(server: Server, *args: str, who: str = "ann:s3cret", given: bytes = b"", code: int = 0) -> list[Any]:
+def use(
+    server: Server, *args: str, who: str = "ann:s3cret", given: bytes = b"", code: int = 0, plain: bool = False
+) -> list[Any]:
     """Run a command here: starting a process for each takes most of the time."""
     from penstock.cli.main import main
 
-    address = ["--server", "plain://" + server.listeners["channels-plain"], "--token", who, "--json"]
+    address = [
+        "--server",
+        "plain://" + server.listeners["channels-plain"],
+        "--token",
+        who,
+        *([] if plain else ["--json"]),
+    ]
     out, errors = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
     stdin = io.TextIOWrapper(io.BytesIO(given), encoding="utf-8")
     words = ["penstock", "channels", *args, *address]
@@ -71,7 +85,8 @@ def use(server: Server, *args: str, who: str = "ann:s3cret", given: bytes = b"",
     ):
         main()
     assert (ended.value.code or 0) == code, errors.buffer.getvalue().decode()  # type: ignore[attr-defined]
-    return [json.loads(line) for line in out.buffer.getvalue().splitlines()]  # type: ignore[attr-defined]
+    lines = out.buffer.getvalue().decode().splitlines()  # type: ignore[attr-defined]
+    return lines if plain else [json.loads(line) for line in lines]
 
 
 def taken(server: Server) -> list[Any]:
@@ -234,6 +249,43 @@ def test_a_modulator_is_found_in_the_folder_where_the_server_is_started(tmp_path
     assert process.returncode == 0
 
 
+def test_what_is_printed_can_be_given_back(server: Server) -> None:
+    """`persist=True` is no setting, and ['ann@localhost'] no name."""
+    use(server, "join", "ops", "--set", "persist=true")
+    (settings,) = use(server, "config", "ops", plain=True)
+    assert "persist=true" in settings.split()
+    use(server, "config", "ops", *(word for pair in settings.split() for word in ("--set", pair)))
+    assert use(server, "acl", "ops", "read", plain=True) == ["type=read nids=-"]
+    told = use(server, "acl", "ops", "read", "--add", "ann@localhost", "--add", "example.com", plain=True)
+    assert told == ["type=read nids=example.com,ann@localhost"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("history", "ops", "--from", "0"), ("history", "ops", "--limit", "0"), ("listen", "ops", "--from", "-3"),
+        ("listen", "ops", "--limit", "0"), ("pop", "ops", "--limit", "-1"), ("acl", "ops", "read", "--add", "bob"),
+        ("acl", "ops", "read", "--remove", "b@"), ("members", "ops", "--user", "bob"),
+    ],
+)  # fmt: skip
+def test_what_means_nothing_is_wrong_use(server: Server, words: tuple[str, ...]) -> None:
+    use(server, "join", "ops", "--set", "persist=true")
+    assert use(server, *words, code=2) == []
+
+
+def test_a_name_that_is_given_counts_more_than_a_token_of_the_environment(tmp_path: Path) -> None:
+    open_server = Server(tmp_path / "data", "--port", "-1", "--plain-port", "0")
+    try:
+        place = ["--server", "plain://" + open_server.listeners["channels-plain"]]
+        words = [*PENSTOCK, "channels", "join", "ops", *place, "--user", "bob", "--json"]
+        done = subprocess.run(
+            words, capture_output=True, timeout=60, check=False, env={**ENVIRONMENT, "PENSTOCK_TOKEN": "ann:s3cret"}
+        )
+        assert json.loads(done.stdout) == {"joined": "ops", "nid": "bob@localhost"}, done.stderr
+    finally:
+        open_server.stop()
+
+
 @pytest.mark.parametrize("what", ["broadcast", "push"])
 def test_lines_are_sent_as_they_come_and_an_interrupt_waits_for_none(server: Server, what: str) -> None:
     """`tail -f app.log | penstock channels broadcast ops` said nothing before tail ended, which it does not."""
@@ -260,6 +312,66 @@ def test_lines_are_sent_as_they_come_and_an_interrupt_waits_for_none(server: Ser
     assert rest == (b'{"pushed":2}\n' if what == "push" else b"")
     process.stdin.close()
     process.stdout.close()
+
+
+def listening(server: Server, who: str = "bob:s3cret") -> subprocess.Popen[bytes]:
+    """Start to listen to ops, and return when the server knows of it."""
+    place = ["--server", "plain://" + server.listeners["channels-plain"], "--token", who, "--json"]
+    process = subprocess.Popen(
+        [*PENSTOCK, "channels", "listen", "ops", *place],
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=ENVIRONMENT,
+    )  # fmt: skip
+    while "bob@localhost" not in use(server, "members", "ops")[0]["members"]:
+        time.sleep(0.05)
+    return process
+
+
+@pytest.mark.parametrize("how", ["deleted", "put out", "refused"])
+def test_who_listens_is_told_when_there_is_nothing_to_hear_any_more(server: Server, how: str, tmp_path: Path) -> None:
+    """It stood there for ever, or ended as if all were well."""
+    use(server, "join", "ops", "--set", "persist=true")
+    process = listening(server)
+    place = "plain://" + server.listeners["channels-plain"]
+
+    async def end_it() -> None:
+        from penstock.channels import Client
+
+        async with await Client.connect(place, token=plain_token("ann")) as ann:
+            await (ann.delete("ops") if how == "deleted" else ann.leave("ops", on_behalf="bob@localhost"))
+
+    others = None
+    if how == "refused":
+        assert server.stop() == 0
+        port = place.rpartition(":")[2]
+        (tmp_path / "closed.py").write_text("class Closed:\n    def authenticate(self, token):\n        return None\n")
+        others = Server(
+            tmp_path / "data", "--port", "-1", "--plain-port", port, "--modulator", "closed:Closed",
+            environment=modules_of(tmp_path),
+        )  # fmt: skip
+    else:
+        asyncio.run(end_it())
+    said = process.communicate(timeout=60)[1].decode()
+    assert process.returncode == 1
+    wanted = {"deleted": "was deleted", "put out": "is no member of !ops@localhost any more", "refused": "UNAUTHORIZED"}
+    assert wanted[how] in said.splitlines()[-1]
+    if others is not None:
+        assert others.stop() == 0
+
+
+def test_a_server_stops_although_its_modulator_hangs(tmp_path: Path) -> None:
+    (tmp_path / "hangs.py").write_text(
+        "import time\nclass Hangs:\n    def authenticate(self, token):\n        time.sleep(3600)\n"
+    )
+    server = Server(
+        tmp_path / "data", "--port", "-1", "--plain-port", "0", "--modulator", "hangs:Hangs",
+        environment={**modules_of(tmp_path), "PENSTOCK__MODULATOR__TIMEOUT": "50ms"},
+    )  # fmt: skip
+    host, _, port = server.listeners["channels-plain"].rpartition(":")
+    with socket.create_connection((host, int(port))) as client, client.makefile("rb") as answers:
+        client.sendall(b"CONNECT version=1\nAUTH token=x\n")
+        assert answers.readline().startswith(b"CONNECT_ACK ")
+        assert b"INTERNAL_SERVER_ERROR" in answers.readline()
+    assert server.stop() == 0
 
 
 def test_a_server_opens_as_many_files_as_it_may(tmp_path: Path) -> None:
@@ -290,7 +402,7 @@ async def test_a_modulator_is_loaded_again_on_sighup_and_a_broken_one_is_not(tmp
     module.write_text(door.format("upper"))
     server = await asyncio.to_thread(
         Server, tmp_path / "data", "--port", "-1", "--plain-port", "0", "--modulator", "doors:Door",
-        environment={"PYTHONPATH": str(tmp_path)},
+        environment=modules_of(tmp_path),
     )  # fmt: skip
     place = "plain://" + server.listeners["channels-plain"]
     try:

@@ -267,3 +267,23 @@ async def test_a_replay_of_a_channel_that_is_over_ends_without_another_word(
             assert (await bob.ask("CHANNELS id=3")) == "CHANNELS_ACK id=3"
     finally:
         await server.stop()
+
+
+async def test_who_may_not_put_itself_out_goes_on_hearing(tmp_path: Path) -> None:
+    """Only an owner leaves on behalf of anybody: who was refused is a member as before."""
+    server = await serve(tmp_path)
+    try:
+        async with await kept(server) as ann, await Raw.open(server) as bob:
+            await bob.login("bob", auth=True, hello=HELLO)
+            await bob.ask(f"JOIN id=1 {C}")
+            refused = await bob.ask(f"LEAVE id=2 {C} on_behalf=bob@localhost")
+            assert refused == "ERROR id=2 reason=FORBIDDEN"
+            await ann.broadcast("c", b"hello")
+            assert (await bob.frame()).startswith(b"MESSAGE ")
+            await ann.leave("c")  # now it is bob's
+            assert [frame.split()[-1] for frame in await bob.frames(2)] == ["owner=true"] * 2
+            assert await bob.ask(f"LEAVE id=3 {C} on_behalf=bob@localhost") == "LEAVE_ACK id=3"
+            (shell,) = [shell for shell in server.clients if str(shell.link.nid) == "bob@localhost"]
+            assert not shell.hearing._replays
+    finally:
+        await server.stop()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.channels.wire.config import from_environment, modulator_class, options_of, text_of
+from penstock.channels.model import Limits
+from penstock.channels.wire import ChannelServerOptions, ModulatorLink, WireSettings
+from penstock.channels.wire.config import from_environment, load_config, modulator_class, options_of, text_of
 from penstock.errors import OptionsError
 
 S2M = "modulator.s2m-client."
@@ -98,6 +101,132 @@ def test_a_modulator_that_would_not_be_asked_is_refused(config: dict[str, Any]) 
         modulator_class(config)
     assert modulator_class({"modulator.type": "python", "modulator.class": "door:Door"}) == "door:Door"
     assert modulator_class({}) is None
+
+
+EVERY_KEY = """
+[telemetry.logging]
+level = "debug"
+format = "json"
+[telemetry.metrics]
+enabled = true
+bind_address = "127.0.0.2"
+port = 9191
+[c2s-server]
+connect_timeout = "31s"
+authenticate_timeout = "32s"
+keep_alive_interval = "61s"
+min_keep_alive_interval = "11s"
+request_timeout = "21s"
+payload_read_timeout = "12s"
+[c2s-server.listener]
+domain = "example.com"
+bind_address = "127.0.0.3"
+port = 22699
+cert_file = "cert.pem"
+key_file = "key.pem"
+[c2s-server.storage]
+data_dir = "elsewhere"
+[c2s-server.limits]
+max_connections = 1001
+max_channels = 1002
+max_clients_per_channel = 1003
+max_channels_per_client = 1004
+max_message_size = 1005
+max_payload_size = 1006
+payload_pool_memory_budget = 1007
+max_inflight_requests = 1008
+outbound_message_queue_size = 1009
+rate_limit = 1010
+max_persist_messages = 1011
+max_message_flush_interval = 1012
+max_history_limit = 1013
+[modulator]
+type = "s2m"
+[modulator.s2m-client]
+network = "tcp"
+address = "127.0.0.4:5"
+socket_path = ""
+shared_secret = "psst"
+max_idle_connections = 17
+heartbeat_interval = "62s"
+connect_timeout = "6s"
+timeout = "7s"
+payload_read_timeout = "8s"
+backoff_initial_delay = "101ms"
+backoff_max_delay = "33s"
+backoff_max_retries = 6
+[modulator.m2s-server]
+shared_secret = "hush"
+connect_timeout = "9s"
+keep_alive_interval = "34s"
+min_keep_alive_interval = "13s"
+request_timeout = "14s"
+payload_read_timeout = "15s"
+[modulator.m2s-server.listener]
+network = "tcp"
+bind_address = "127.0.0.5:6"
+socket_path = ""
+[modulator.m2s-server.limits]
+max_connections = 2001
+max_message_size = 2002
+max_payload_size = 2003
+payload_pool_memory_budget = 2004
+max_inflight_requests = 2005
+outgoing_message_queue_size = 2006
+rate_limit = 2007
+"""
+
+
+def test_every_key_of_the_original_is_known_and_arrives(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "config.toml").write_text(EVERY_KEY)
+    config = load_config(str(tmp_path / "config.toml"), {})
+    assert text_of(config, "c2s-server.storage.data_dir") == "elsewhere"
+    assert options_of(config) == ChannelServerOptions(
+        domain="example.com", bind_address="127.0.0.3", port=22_699, cert_file="cert.pem", key_file="key.pem",
+        metrics_address="127.0.0.2:9191",
+        limits=Limits(
+            max_channels=1002, max_clients_per_channel=1003, max_channels_per_client=1004, max_payload_size=1006,
+            max_persist_messages=1011, max_message_flush_interval=1012, max_history_limit=1013,
+        ),
+        wire=WireSettings(
+            max_connections=1001, max_message_size=1005, max_payload_size=1006, max_inflight_requests=1008,
+            outbound_message_queue_size=1009, rate_limit=1010, connect_timeout=31, authenticate_timeout=32,
+            keep_alive_interval=61, min_keep_alive_interval=11, request_timeout=21, payload_read_timeout=12,
+        ),
+        modulator=ModulatorLink(
+            address="127.0.0.4:5", shared_secret="psst", heartbeat_interval=62, connect_timeout=6, timeout=7,
+            backoff_initial_delay=0.101, backoff_max_delay=33, backoff_max_retries=6,
+            m2s_address="127.0.0.5:6", m2s_secret="hush",
+            m2s=WireSettings(
+                max_connections=2001, max_message_size=2002, max_payload_size=2003, max_inflight_requests=2005,
+                outbound_message_queue_size=2006, rate_limit=2007, connect_timeout=9, keep_alive_interval=34,
+                min_keep_alive_interval=13, request_timeout=14, payload_read_timeout=15,
+            ),
+        ),
+    )  # fmt: skip
+    assert not caplog.records
+
+
+def test_what_the_file_leaves_out_is_as_in_the_original() -> None:
+    """Listeners and metrics are those of docs/howto/channel-server.md instead."""
+    link = options_of({"modulator.type": "s2m", "modulator.s2m-client.address": "127.0.0.1:5"}).modulator
+    wire, limits = options_of({}).wire, options_of({}).limits
+    assert link is not None
+    times = (wire.connect_timeout, wire.authenticate_timeout, wire.keep_alive_interval, wire.min_keep_alive_interval)
+    assert times == (30, 30, 60, 10)
+    assert (wire.request_timeout, wire.payload_read_timeout, wire.max_connections) == (20, 10, 10_000)
+    assert (wire.max_message_size, wire.max_payload_size, wire.max_inflight_requests) == (8192, 65_536, 100)
+    assert (wire.outbound_message_queue_size, wire.rate_limit) == (2048, 262_144)
+    assert (limits.max_channels, limits.max_clients_per_channel, limits.max_channels_per_client) == (5000, 100, 100)
+    kept = (limits.max_payload_size, limits.max_persist_messages, limits.max_message_flush_interval)
+    assert (*kept, limits.max_history_limit) == (65_536, 1000, 60_000, 100)
+    assert (link.heartbeat_interval, link.connect_timeout, link.timeout) == (60, 5, 5)
+    assert (link.backoff_initial_delay, link.backoff_max_delay, link.backoff_max_retries) == (0.1, 30, 5)
+    m2s = link.m2s
+    times = (m2s.connect_timeout, m2s.keep_alive_interval, m2s.min_keep_alive_interval, m2s.request_timeout)
+    assert (*times, m2s.payload_read_timeout) == (5, 30, 10, 10, 5)
+    assert (m2s.max_connections, m2s.max_message_size, m2s.max_payload_size) == (250, 8192, 262_144)
+    assert (m2s.max_inflight_requests, m2s.outbound_message_queue_size, m2s.rate_limit) == (100, 2048, 524_288)
 
 
 @pytest.mark.parametrize("text", ["12345", "true", "1979-05-27", "0x1F", "1e3", "[1]", "{}"])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+
+import pytest
 
 from penstock.channels import commands as c
 from penstock.channels.ids import ChannelId, Nid
@@ -24,6 +27,27 @@ async def test_a_message_that_cannot_be_copied_takes_no_other_along(tmp_path: Pa
     with open_log(str(tmp_path / "ops")) as log:
         assert log.read(log.first_position, 10).to_payloads() == [b"one", b"two", b"four"]
     assert (COPIED.value() - copied, LOST.value() - lost) == (3, 1)
+
+
+@pytest.mark.parametrize(("room", "most"), [("ROOM", 3), ("ROOM_BYTES", 12)])
+async def test_what_waits_for_the_disk_is_bounded_by_number_and_by_bytes(
+    room: str, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """65,536 messages of 64 KiB are all the memory there is."""
+    monkeypatch.setattr(f"penstock.channels.wire.tap.{room}", most)
+    lost = LOST.value()
+    tap = ChannelTap("ops", str(tmp_path / "ops"))
+    await tap.open()
+    for turn in range(2):  # there is room again when it was written
+        for seq in range(1, 6):
+            tap(run(10 * turn + seq, b"%d/%d." % (turn, seq)))
+        while tap._task is not None:
+            await asyncio.wait([tap._task])
+    await tap.close()
+    with open_log(str(tmp_path / "ops")) as log:
+        kept = log.read(log.first_position, 10).to_payloads()
+    assert kept == [b"%d/%d." % (turn, seq) for turn in range(2) for seq in range(1, 4)]
+    assert LOST.value() - lost == 4
 
 
 async def test_a_tap_takes_what_its_server_takes(tmp_path: Path) -> None:

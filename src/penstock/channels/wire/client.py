@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, Self
 
 from penstock.channels.ids import ChannelId, is_handler
 from penstock.channels.rules import RECOVERABLE
+from penstock.channels.wire.arguments import as_bytes, as_member, check_settings
 from penstock.channels.wire.cutter import MessageRun
 from penstock.channels.wire.dialogue import Dialogue
 from penstock.channels.wire.frames import Frame
@@ -31,11 +32,6 @@ BACKOFF: Final = (0.05, 5.0)
 PORTS: Final = {"tls": 22_622, "plain": 22_623}
 NO_USE: Final = frozenset({"UNAUTHORIZED", "BAD_REQUEST", "UNEXPECTED_MESSAGE", "UNSUPPORTED_PROTOCOL_VERSION"})
 """What a server says to a login that will not be let in the next time either."""
-SETTINGS: Final[dict[str, type]] = {
-    "persist": bool, "type": str, "max_clients": int, "max_payload_size": int, "max_persist_messages": int,
-    "message_flush_interval": int,
-}  # fmt: skip
-SETTING_KINDS: Final = {bool: "true or false", int: "a whole number", str: "a word"}
 
 
 class Client:
@@ -125,6 +121,11 @@ class Client:
             await self._dialogue.gone.wait()
         self._news.set()
 
+    @property
+    def closed_reason(self) -> str | None:
+        """Why it is closed for good, by its user or because the server lets it in no more; None while it is not."""
+        return self._closed
+
     async def __aenter__(self) -> Self:
         return self
 
@@ -135,11 +136,11 @@ class Client:
 
     async def join(self, channel: str, *, on_behalf: str | None = None) -> None:
         """Become a member; who comes first creates the channel and owns it."""
-        await self._ask("JOIN", channel=self._name(channel), on_behalf=on_behalf)
+        await self._ask("JOIN", channel=self._name(channel), on_behalf=as_member(on_behalf))
 
     async def leave(self, channel: str, *, on_behalf: str | None = None) -> None:
         """Stop being a member."""
-        await self._ask("LEAVE", channel=self._name(channel), on_behalf=on_behalf)
+        await self._ask("LEAVE", channel=self._name(channel), on_behalf=as_member(on_behalf))
         if on_behalf is None:
             self.seen.pop(self._name(channel), None)
 
@@ -160,12 +161,7 @@ class Client:
 
     async def configure(self, channel: str, **settings: Any) -> None:
         """Change settings by their names: persist, type, message_flush_interval, max_clients, …."""
-        for name, value in settings.items():
-            kind = SETTINGS.get(name)
-            if kind is None:
-                raise OptionsError(f"{name}: no such setting, only {', '.join(sorted(SETTINGS))}")
-            if type(value) is not kind and value is not None:
-                raise OptionsError(f"{name}={value!r}: {SETTING_KINDS[kind]} is wanted")
+        check_settings(settings)
         await self._ask("SET_CHAN_CONFIG", channel=self._name(channel), **settings)
 
     async def config(self, channel: str) -> dict[str, Any]:
@@ -175,11 +171,15 @@ class Client:
 
     async def allow(self, channel: str, kind: Literal["join", "publish", "read"], who: Iterable[str]) -> None:
         """Put names or whole domains on an allow-list."""
-        await self._ask("SET_CHAN_ACL", channel=self._name(channel), action="add", type=kind, nids=list(who))
+        await self._ask(
+            "SET_CHAN_ACL", channel=self._name(channel), action="add", type=kind, nids=list(map(as_member, who))
+        )
 
     async def disallow(self, channel: str, kind: Literal["join", "publish", "read"], who: Iterable[str]) -> None:
         """Take names or whole domains off an allow-list."""
-        await self._ask("SET_CHAN_ACL", channel=self._name(channel), action="remove", type=kind, nids=list(who))
+        await self._ask(
+            "SET_CHAN_ACL", channel=self._name(channel), action="remove", type=kind, nids=list(map(as_member, who))
+        )
 
     async def allowed(self, channel: str, kind: Literal["join", "publish", "read"]) -> list[str]:
         """Return an allow-list."""
@@ -197,7 +197,7 @@ class Client:
 
     async def broadcast_many(self, channel: str, payloads: Iterable[bytes], *, qos: int = 1) -> list[int]:
         """Give many messages, as many at a time as the server allows, and return their numbers."""
-        name, given, numbers = self._name(channel), tuple(map(_as_bytes, payloads)), []
+        name, given, numbers = self._name(channel), tuple(map(as_bytes, payloads)), []
         most = max(1, int(self.server.get("max_inflight_requests") or 100))
         for start in range(0, len(given), most):
             dialogue = await self._connected()
@@ -209,10 +209,12 @@ class Client:
 
     def _said(self, channel: str, first: int, last: int) -> None:
         """Note numbers of our own: if nothing is missing before them, all up to them is known here."""
-        self._own.append((channel, first, last))
         before = self.seen.get(channel)
         if before is not None and first - 1 <= before < last:
             self.seen[channel] = last
+        if self._own and self._own[-1][0] == channel and self._own[-1][2] == first - 1:
+            first = self._own.pop()[1]  # they may come back in a row
+        self._own.append((channel, first, last))
 
     async def history(self, channel: str, from_seq: int = 1, limit: int = 100) -> list[Heard]:
         """Return stored messages from a number on, oldest first."""
@@ -577,8 +579,3 @@ class Client:
         if not self._verify:
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         return context
-
-
-def _as_bytes(payload: bytes) -> bytes:
-    """Return what a caller gave as bytes: any buffer will do."""
-    return payload if type(payload) is bytes else bytes(memoryview(payload))

@@ -220,7 +220,7 @@ class ClientShell:
         if self.link.resumes and isinstance(command, c.Join) and command.on_behalf is None:
             command = msgspec.structs.replace(command, wants_number=True)
             self.hearing.joining(frame, command.channel)
-        elif isinstance(command, c.Leave) and command.on_behalf in (None, command.nid):
+        elif isinstance(command, c.Leave) and command.on_behalf is None:
             self.hearing.leave(command.channel)
         try:
             answer = self._server.manager.ask(command, self.session)
@@ -236,7 +236,7 @@ class ClientShell:
         if frame.name == "JOIN" and not (self.link.resumes and frame.fields["on_behalf"] is None):
             answer = None
         self.link.answered(frame, answer)
-        if self.link.resumes and frame.name in ("JOIN", "BROADCAST", "DELETE"):
+        if self.link.resumes and frame.name in ("JOIN", "LEAVE", "BROADCAST", "DELETE"):
             self.hearing.note(frame, channel_of(frame.fields["channel"]), answer)
 
     def _one_done(self, frame: Frame, future: asyncio.Future[Any]) -> None:

@@ -138,6 +138,9 @@ class Hearing:
             self.leave(channel)
         elif frame.name == "BROADCAST":
             self.own(channel, range(answer, answer + 1))
+        elif frame.name == "LEAVE":
+            if frame.fields["on_behalf"] == str(self.link.nid):  # only an owner may, so that is known only now
+                self.leave(channel)
         elif frame.fields["on_behalf"] is None:
             if replay is None:
                 self._replays[channel] = self._replay(frame, channel, live=True)

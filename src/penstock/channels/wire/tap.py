@@ -26,6 +26,9 @@ __all__ = ["ChannelTap"]
 _log = logging.getLogger(__name__)
 
 ROOM = 65_536
+"""Messages that wait for the disk at the most."""
+ROOM_BYTES = 256 << 20
+"""Bytes of their payloads: a disk that stands still must not take the memory of the server."""
 COPIED = REGISTRY.counter("channels_tap_messages", "messages copied by taps")
 LOST = REGISTRY.counter("channels_tap_lost", "messages that a tap could not copy")
 
@@ -41,7 +44,7 @@ class ChannelTap:
         """``max_payload_bytes``: what the server takes, and a message log of the tap's as well."""
         self.handler, self.path, self._max_payload_bytes = handler, path, max_payload_bytes
         self._waiting: deque[c.Messages] = deque()
-        self._size = 0
+        self._size = self._bytes = 0
         self._writing: LogWriter | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -53,19 +56,21 @@ class ChannelTap:
         """Take what a channel says."""
         if not isinstance(event, c.Messages) or (self.handler != "*" and event.channel.handler != self.handler):
             return
-        if self._size + len(event) > ROOM:
+        length = sum(map(len, event.payloads))
+        if self._size + len(event) > ROOM or self._bytes + length > ROOM_BYTES:
             LOST.add(len(event))
             _log.warning("tap %s: %d messages of %s did not fit", self.path, len(event), event.channel)
             return
         self._waiting.append(event)
         self._size += len(event)
+        self._bytes += length
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._write())
 
     async def _write(self) -> None:
         try:
             while self._waiting:
-                runs, self._waiting, self._size = list(self._waiting), deque(), 0
+                runs, self._waiting, self._size, self._bytes = list(self._waiting), deque(), 0, 0
                 await in_disk_thread(self._append, runs)
         finally:
             self._task = None
