@@ -28,7 +28,7 @@ from penstock.disk.plain import make_folders
 from penstock.errors import ConflictError, CorruptionError, OptionsError
 from penstock.spark import objects
 from penstock.spark.lake.checkpoint import check_checkpoint, digest_of_place, query_of
-from penstock.spark.lake.compaction import Compaction, join_small_files
+from penstock.spark.lake.compaction import TRIES, Compaction, join_small_files
 from penstock.spark.lake.opening import open_table
 from penstock.spark.lake.reading import actions_of
 from penstock.spark.source.columns import BASE, Column, arrow_schema
@@ -158,7 +158,8 @@ def commit_files(
     if query:
         transactions.append(Transaction(f"{app}@{query}", batch))
     transactions += [Transaction(name, number) for name, number in (more or {}).items()]
-    properties = CommitProperties(app_transactions=transactions)
+    # delta-rs would put a replacement behind commits that it has not seen, and leave what those have added.
+    properties = CommitProperties(app_transactions=transactions, max_commit_retries=0 if mode == "overwrite" else None)
     delta = Schema.from_arrow(schema)
     if existing is None:
         place = place_of(table)
@@ -188,7 +189,9 @@ def commit_files(
         existing.create_write_transaction(
             actions, mode, delta, partition_by=folders or None, commit_properties=properties
         )
-    except CommitFailedError:
+    except CommitFailedError as exc:
+        if mode == "overwrite":
+            raise ConflictError(f"{table}: it was changed while it was to be replaced: {exc}") from None
         if committed_batch(table, app) < batch:
             raise
         return False  # another driver of this query was first
@@ -228,8 +231,22 @@ def replace(frame: DataFrame, table: str, *, partition_by: Sequence[str] = ()) -
     """
     by = partitions_of(open_table(table), table, partition_by)
     files, schema = write_files(frame, table, by)
-    commit_files(table, f"replace-{uuid.uuid4().hex}", 0, files, schema, mode="overwrite", partition_by=by)
+    replace_files(table, f"replace-{uuid.uuid4().hex}", files, schema, by)
     return sum(item.records for item in files)
+
+
+def replace_files(
+    table: str, app: str, files: Sequence[DataFile], schema: pa.Schema, partition_by: Sequence[str]
+) -> None:
+    """Make files all of a table, as it is when this is committed: behind others that commit meanwhile."""
+    for left in reversed(range(TRIES)):
+        try:
+            commit_files(table, app, 0, files, schema, mode="overwrite", partition_by=partition_by)
+        except ConflictError:
+            if not left:
+                raise
+        else:
+            return
 
 
 def partitions_of(existing: DeltaTable | None, table: str, wanted: Sequence[str]) -> tuple[str, ...]:
