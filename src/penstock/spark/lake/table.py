@@ -27,14 +27,14 @@ import pyarrow.parquet as pq
 from penstock.disk.plain import make_folders
 from penstock.errors import ConflictError, CorruptionError, OptionsError
 from penstock.spark import objects
-from penstock.spark.lake.checkpoint import check_checkpoint, digest_of_place, query_of
+from penstock.spark.lake.checkpoint import check_checkpoint, checkpoint_here, digest_of_place, query_of
 from penstock.spark.lake.compaction import TRIES, Compaction, join_small_files
 from penstock.spark.lake.opening import open_table
 from penstock.spark.lake.reading import actions_of
 from penstock.spark.source.columns import BASE, Column, arrow_schema
 from penstock.spark.source.export import CHOSEN, delta_stats
 from penstock.spark.source.names import check_use
-from penstock.spark.source.options import SourceOptions, absolute_path, is_remote, local_path, place_of
+from penstock.spark.source.options import SourceOptions, absolute_path, is_remote, local_path, path_here, place_of
 from penstock.spark.source.partition import PARTITIONS, Values, check_partitions, values_in
 from penstock.spark.source.plan import find_channels
 
@@ -279,7 +279,7 @@ def write_files(frame: DataFrame, table: str, by: Sequence[str] = ()) -> tuple[l
         if pa.types.is_binary(told.field(name).type):
             raise OptionsError(f"{table}: partition by {name}: bytes make no name of a folder: turn them into text")
     part = f"spark-{uuid.uuid4().hex[:16]}"
-    place = local_path(table)
+    place = absolute_path(table)  # Java may have begun in another folder
     folder = os.path.join(place, part)
     # The names of folders are in UTC, as Delta's log has them: in a zone with summer time two hours have one name.
     frame.write.option("compression", "zstd").option("timeZone", "UTC").partitionBy(*by).parquet(folder)
@@ -352,8 +352,8 @@ def ingest(
     small files are joined between batches.  ``on_commit`` is called where batches are committed: in this process, or
     beside a Spark Connect server.
     """
-    table = place_of(table)
-    check_checkpoint(checkpoint)
+    channels, table = path_here(spark, channels), path_here(spark, place_of(table))
+    checkpoint = checkpoint_here(spark, check_checkpoint(checkpoint))
     check_use(dict(options or {}), "a stream", CHOSEN)
     chosen = table_columns(channels, table, options) if columns is None else tuple(columns)
     known = app or app_of(checkpoint)
@@ -385,6 +385,7 @@ def ingest_once(
     if committed_batch(table, app) >= batch:
         return 0
     check_use(dict(options or {}), "a batch of logs", CHOSEN)
+    channels = path_here(spark, channels)
     columns = table_columns(channels, table, options)
     by = check_partitions(partitions_of(open_table(table), table, ()))
     told = export_options(table, columns, options, f"{app}-{batch}", whole=True, by=by)
