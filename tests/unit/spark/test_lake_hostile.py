@@ -347,6 +347,19 @@ def test_features_that_ask_nothing_are_no_reason_to_refuse_a_table(tmp_path: Pat
     assert len(rows(table, "at")) == 2
 
 
+def test_no_rows_are_taken_out_of_a_table_that_is_append_only(tmp_path: Path) -> None:
+    schema = pa.schema([("timestamp", pa.timestamp("us", "UTC"))])
+    for _ in range(3):
+        one = pa.table({"timestamp": [0]}, schema=schema)
+        write_deltalake(tmp_path / "t", one, mode="append", configuration={"delta.appendOnly": "true"})
+    with pytest.raises(OptionsError, match=r"it is append-only \(delta\.appendOnly\)"):
+        compact(str(tmp_path / "t"), keep_days=1)
+    with pytest.raises(OptionsError, match="it is append-only"):
+        lake.replace(None, str(tmp_path / "t"))  # type: ignore[arg-type]
+    assert compact(str(tmp_path / "t"))["files_after"] == 1  # which takes none
+    assert len(rows(tmp_path / "t", "timestamp")) == 3
+
+
 @pytest.mark.parametrize("path", ["../a.parquet", "/etc/passwd", "file:///etc/passwd", "x/%2e%2e/../../a.parquet"])
 def test_a_file_outside_of_its_table_is_refused_by_name(tmp_path: Path, path: str) -> None:
     with pytest.raises(CorruptionError, match="not in the table"):

@@ -29,6 +29,7 @@ from penstock.errors import ConflictError, CorruptionError, OptionsError
 from penstock.spark import objects
 from penstock.spark.lake.checkpoint import check_checkpoint, checkpoint_here, digest_of_place, query_of
 from penstock.spark.lake.compaction import TRIES, Compaction, join_small_files
+from penstock.spark.lake.features import check_removable
 from penstock.spark.lake.opening import open_table
 from penstock.spark.lake.reading import actions_of
 from penstock.spark.source.columns import BASE, Column, arrow_schema
@@ -229,7 +230,9 @@ def replace(frame: DataFrame, table: str, *, partition_by: Sequence[str] = ()) -
 
     Earlier versions stay readable until the table is vacuumed.
     """
-    by = partitions_of(open_table(table), table, partition_by)
+    existing = open_table(table)
+    check_removable(existing, table)
+    by = partitions_of(existing, table, partition_by)
     files, schema = write_files(frame, table, by)
     replace_files(table, f"replace-{uuid.uuid4().hex}", files, schema, by)
     return sum(item.records for item in files)
