@@ -313,7 +313,7 @@ def audit(
     from penstock.spark import lake
     from penstock.spark.pipelines.audit import audit as compared, audit_fold, audit_logs, beginnings
     from penstock.spark.pipelines.run import require_channels
-    from penstock.spark.source.options import is_remote
+    from penstock.spark.source.options import is_remote, path_here
     from penstock.spark.source.shipped import holds_shipped
 
     if ledger is not None and (table is None or is_remote(channels) or edge is not None):
@@ -332,7 +332,7 @@ def audit(
             raise OptionsError(f"{channels}: there are no channels here")
         rows = print_rows([{**msgspec.structs.asdict(item), "ok": item.ok} for item in logs], json=json, check="log")
         if held is not None:
-            source = spark.read.format("penstock").load(channels)
+            source = spark.read.format("penstock").load(path_here(spark, channels))
             compared_rows = print_rows(compared(source, held, beginnings(channels)), json=json, check="table")
             rows += compared_rows
             if ledger is not None:

@@ -19,7 +19,7 @@ from penstock.log.filechannel import ChannelOptions, FileChannel
 from penstock.log.xchannel import Writer
 from penstock.spark import lake
 from penstock.spark.pipelines.aggregate import aggregate_stream
-from penstock.spark.pipelines.audit import audit, audit_fold, beginnings
+from penstock.spark.pipelines.audit import audit, audit_fold, audit_logs, beginnings
 from penstock.spark.pipelines.decode import decode, decode_added
 from penstock.spark.pipelines.fold import fold_into
 from penstock.spark.pipelines.own import PipelineJob, run as run_job
@@ -244,3 +244,27 @@ def test_odd_keys_are_folded_alike_and_an_audit_of_a_shortened_log_finds_what_is
         held.apply([KvUpdate.delete("k"), KvUpdate.put("later.3", b"wrong", sound.cursor - 1)], cursor)
     assert not audit_fold(spark, log, store).ok
     assert not [name for name in os.listdir(tmp_path) if "staged" in name]
+
+
+def test_relative_paths_mean_the_folder_of_this_process_wherever_java_began(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "in").mkdir()
+    with Writer.open(tmp_path / "in" / "devices", content=CONTENT) as writer:
+        writer.append_many([encode_envelope(Envelope(b"k%d" % n, b"%d" % n)) for n in range(10)])
+    monkeypatch.chdir(tmp_path)  # the session is older
+    assert fold_into(spark, "in/devices", "latest.snap").entries == 10
+    assert audit_fold(spark, "in/devices", "latest.snap").ok
+    assert [check.records for check in audit_logs(spark, "in")] == [10]
+    assert ended(lake.ingest(spark, "in", "raw", "checkpoints/raw")) == ""
+    assert lake.ingest_once(spark, "in", "once", app="once", batch=0) == 10
+    assert lake.ingest_committed(spark, "in", "own").records == 10
+    assert lake.append(lake.read(spark, "raw"), "copy", app="copy", batch=0)
+    assert decode(spark, "in", "typed", "bad", "checkpoints/typed", content="text").rows == 10
+    aggregate_stream(spark, "in", "counts", "checkpoints/counts")
+    run_job(spark, itself, PipelineJob(source="in", table="same", checkpoint="checkpoints/same", stream=True))
+    assert replay(lake.read(spark, "raw"), "again", app="again", content=CONTENT) == 10
+    for table in ("raw", "once", "own", "copy", "typed", "same"):
+        assert lake.read(spark, str(tmp_path / table)).count() == 10, table
+    for name in ("raw", "typed", "counts", "same"):
+        assert (tmp_path / "checkpoints" / name / "metadata").exists(), name

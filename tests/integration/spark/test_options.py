@@ -98,6 +98,9 @@ def test_pipelines_take_paths_and_bounds_as_the_caller_means_them(
     (done,) = penstock("replay", tmp_path / "raw", tmp_path / "again", "--app", "x", "--where", "channel = 'site/b'")
     assert done["appended"] == 10
     assert penstock("replay", tmp_path / "raw", tmp_path / "again", "--app", "x")[0]["appended"] == 0
+    where = "timestamp >= '1970-01-01T00:00:05Z' and channel >= 'site/b'"  # a text that Spark takes for a time
+    (done,) = penstock("replay", tmp_path / "raw", tmp_path / "later", "--app", "x", "--where", where)
+    assert done["appended"] == 6
     few = load(spark, str(tmp_path / "raw"), where="channel = 'site/b' and kind = 0")
     assert len(few.inputFiles()) < len(load(spark, str(tmp_path / "raw")).inputFiles())
     assert load(spark, str(tmp_path / "raw"), {"version": 0}).count() == 20

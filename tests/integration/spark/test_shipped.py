@@ -7,7 +7,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, write_deltalake
 from ship_use import fill, open_writer
 from typer.testing import CliRunner
 
@@ -16,7 +18,9 @@ from penstock.disk import object_store_for
 from penstock.errors import ConflictError, OptionsError, ReplacedError
 from penstock.ship import Shipper
 from penstock.spark import lake
-from penstock.spark.lake import committed
+from penstock.spark.lake import committed, compaction
+from penstock.spark.objects import storage_options
+from penstock.spark.pipelines.compact import compact
 from penstock.spark.pipelines.loop import SpanCheck, audit_loop
 from penstock.testing.s3 import S3Server
 
@@ -155,3 +159,31 @@ def test_a_stream_follows_a_fleet_exactly_once_and_a_log_made_again_is_told(
     grow(tmp_path, place, 0, 5, ("edge-1",))
     with pytest.raises((ReplacedError, ConflictError)):
         lake.ingest_committed(spark, fleet, f"{table}-2")
+
+
+@pytest.mark.parametrize("overtaken", [False, True])
+def test_a_table_on_an_object_store_is_compacted_once(
+    place: str, monkeypatch: pytest.MonkeyPatch, overtaken: bool
+) -> None:
+    table = f"{place}/lake/small"
+    told = storage_options(table)
+    for number in range(6):
+        write_deltalake(table, pa.table({"n": [number]}), mode="append", storage_options=told)
+    join = compaction._join
+
+    def meanwhile(*given: Any) -> Any:
+        monkeypatch.setattr(compaction, "_join", join)
+        DeltaTable(table, storage_options=told).optimize.compact()
+        return join(*given)
+
+    if overtaken:
+        monkeypatch.setattr(compaction, "_join", meanwhile)
+    done = compact(table, vacuum_hours=0, vacuum_anyway=True)
+    assert (done["files_before"], done["files_after"]) == (6, 1)
+    assert done["removed"] >= 6
+    found = DeltaTable(table, storage_options=told)
+    assert sorted(found.to_pyarrow_table().column("n").to_pylist()) == list(range(6))
+    below = object_store_for(table).objects()
+    assert (
+        len([info.key for info in below if info.key.endswith(".parquet")]) == 1
+    )  # what was joined in vain is gone too

@@ -18,6 +18,7 @@ from penstock.errors import ConflictError, CorruptionError, OptionsError, Unsupp
 from penstock.log.envelope import CONTENT
 from penstock.log.xchannel import Writer
 from penstock.spark.lake import compaction, table as lake
+from penstock.spark.lake.compaction import Compaction, join_small_files
 from penstock.spark.lake.features import inside
 from penstock.spark.lake.reading import table_at
 from penstock.spark.lake.table import (
@@ -82,6 +83,34 @@ def test_a_batch_that_two_drivers_commit_at_once_is_committed_once(
         patch.setattr(lake, "open_table", open_and_be_overtaken)
         assert commit_files(str(table), "app", 1, [write(table, "c", n=[1])], NUMBERS) is False
     assert rows(table) == [0, 1]
+
+
+@pytest.mark.parametrize("other", ["replaces", "appends", "joins"])
+def test_a_table_that_is_replaced_beside_others_holds_nothing_from_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    table = tmp_path / "lake"
+    for number in (0, 1):
+        commit_files(str(table), "app", number, [write(table, str(number), n=[number])], NUMBERS)
+    real = lake.open_table
+
+    def open_and_be_overtaken(path: str) -> DeltaTable | None:
+        monkeypatch.setattr(lake, "open_table", real)
+        found = real(path)
+        if other == "joins":
+            assert join_small_files(path, Compaction(min_files=2)).files == 2
+        elif other == "appends":
+            commit_files(path, "app", 2, [write(table, "c", n=[2])], NUMBERS)
+        else:
+            replace_with(path, "other", [5])
+        return found
+
+    def replace_with(path: str, app: str, numbers: list[int]) -> None:
+        lake.replace_files(path, app, [write(table, app, n=numbers)], NUMBERS, ())
+
+    monkeypatch.setattr(lake, "open_table", open_and_be_overtaken)
+    replace_with(str(table), "mine", [7])
+    assert rows(table) == [7]
 
 
 def test_two_queries_of_one_name_do_not_swallow_each_others_batches(tmp_path: Path) -> None:
@@ -316,6 +345,19 @@ def test_features_that_ask_nothing_are_no_reason_to_refuse_a_table(tmp_path: Pat
         file = write(table, f"{batch}.parquet", moments, at=[0])
         assert commit_files(str(table), "app", batch, [file], moments)
     assert len(rows(table, "at")) == 2
+
+
+def test_no_rows_are_taken_out_of_a_table_that_is_append_only(tmp_path: Path) -> None:
+    schema = pa.schema([("timestamp", pa.timestamp("us", "UTC"))])
+    for _ in range(3):
+        one = pa.table({"timestamp": [0]}, schema=schema)
+        write_deltalake(tmp_path / "t", one, mode="append", configuration={"delta.appendOnly": "true"})
+    with pytest.raises(OptionsError, match=r"it is append-only \(delta\.appendOnly\)"):
+        compact(str(tmp_path / "t"), keep_days=1)
+    with pytest.raises(OptionsError, match="it is append-only"):
+        lake.replace(None, str(tmp_path / "t"))  # type: ignore[arg-type]
+    assert compact(str(tmp_path / "t"))["files_after"] == 1  # which takes none
+    assert len(rows(tmp_path / "t", "timestamp")) == 3
 
 
 @pytest.mark.parametrize("path", ["../a.parquet", "/etc/passwd", "file:///etc/passwd", "x/%2e%2e/../../a.parquet"])

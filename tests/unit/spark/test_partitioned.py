@@ -270,7 +270,9 @@ def test_statistics_tell_which_files_need_not_be_opened(tmp_path: Path) -> None:
     assert count(("none", "=", 1)) == 1  # those that hold nothing but nulls are passed
     assert count(("at", ">=", start + dt.timedelta(days=3, microseconds=8991))) == 2  # the log knows milliseconds
     assert count(("payload", "=", b"x")) == 5  # nothing is known of it
-    assert count(("n", "=", "text")) == 5
+    for operator in ("=", "<", "<=", ">", ">="):  # of another type: Spark casts it, or says what is wrong
+        assert count(("n", operator, "text")) == count(("at", operator, "2026-01-01")) == 5
+        assert count(("at", operator, start.replace(tzinfo=None))) == 5  # whose zone is not said
     with pytest.raises(OptionsError, match="use one of"):
         count(("n", "like", "x"))
 

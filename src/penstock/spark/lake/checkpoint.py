@@ -13,9 +13,9 @@ import msgspec
 
 from penstock.disk.plain import read_small
 from penstock.errors import OptionsError
-from penstock.spark.source.options import is_remote, local_path
+from penstock.spark.source.options import is_remote, local_path, path_here
 
-__all__ = ["check_checkpoint", "digest_of_place", "query_of"]
+__all__ = ["check_checkpoint", "checkpoint_here", "digest_of_place", "query_of"]
 
 
 class Metadata(msgspec.Struct):
@@ -47,6 +47,18 @@ def check_checkpoint(checkpoint: str) -> str:
     if is_remote(checkpoint):
         raise OptionsError(f"{checkpoint}: Spark keeps its checkpoint on a file system: name one there")
     return checkpoint
+
+
+def checkpoint_here(spark: object, checkpoint: str) -> str:
+    """Return a checkpoint as this process means it, whatever folder Java began in; one on another file system as it is.
+
+    >>> checkpoint_here(object(), "lake/raw/_checkpoint"), checkpoint_here(object(), "hdfs://host/checkpoint")
+    ('lake/raw/_checkpoint', 'hdfs://host/checkpoint')
+    """
+    try:
+        return path_here(spark, checkpoint)
+    except OptionsError:
+        return checkpoint
 
 
 def query_of(checkpoint: str) -> str:

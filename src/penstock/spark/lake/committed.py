@@ -37,7 +37,7 @@ from penstock.spark.source.export import CHOSEN
 from penstock.spark.source.filters import TOP
 from penstock.spark.source.loss import Extent, extent_of
 from penstock.spark.source.names import check_use
-from penstock.spark.source.options import SourceOptions, place_of
+from penstock.spark.source.options import SourceOptions, path_here, place_of
 from penstock.spark.source.plan import Advance, SourceChannel, advance, bounds_of, find_channels
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def ingest_committed(
     another table, for another choice.
     """
     begin, done = time.monotonic(), Ingested()
-    table = place_of(table)
+    channels, table = path_here(spark, channels), path_here(spark, place_of(table))
     given = {key: str(value) for key, value in (options or {}).items()}
     check_use(given, "a batch of logs", (*CHOSEN, *SIZES))
     told = SourceOptions.of({**given, "path": channels}, also=CHOSEN)

@@ -13,12 +13,12 @@ from urllib.parse import unquote
 
 import msgspec
 
-from penstock.errors import CorruptionError, UnsupportedError
+from penstock.errors import CorruptionError, OptionsError, UnsupportedError
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-__all__ = ["check_table", "inside"]
+__all__ = ["check_removable", "check_table", "inside"]
 
 READER: Final = {"timestampNtz", "vacuumProtocolCheck"}
 WRITER: Final = {"appendOnly", "invariants", "timestampNtz", "vacuumProtocolCheck"}
@@ -49,6 +49,13 @@ def check_table(found: DeltaTable, table: str) -> None:
         raise UnsupportedError(
             f"{table}: it uses {', '.join(sorted(used))}, which is not implemented: its rows would be misread"
         )
+
+
+def check_removable(found: DeltaTable | None, table: str) -> None:
+    """Refuse to take rows out of a table whose owner has said that they are only added."""
+    settings = {} if found is None else found.metadata().configuration or {}
+    if str(settings.get("delta.appendOnly") or "false").lower() == "true":
+        raise OptionsError(f"{table}: it is append-only (delta.appendOnly): no rows are taken out of it")
 
 
 def inside(table: str, path: str) -> str:

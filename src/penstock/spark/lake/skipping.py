@@ -89,7 +89,7 @@ def _may_match(file: TableFile, column: str, operator: str, value: Any) -> bool:
 
 
 def _holds(low: Any, high: Any, operator: str, value: Any) -> bool:
-    if _is_nan(value) or _is_nan(low):
+    if _is_nan(value) or _is_nan(low) or _has_no_zone(value):
         return True
     if isinstance(high, float) and operator in (">", ">="):
         return True  # to Spark NaN is larger than any number, and statistics leave it out
@@ -103,9 +103,15 @@ def _holds(low: Any, high: Any, operator: str, value: Any) -> bool:
                 return bool(low <= value)
             case ">":
                 return bool(high > value)
+            case _:
+                return bool(high >= value)
     except TypeError:  # another type: whoever reads says what is wrong with it, or casts it
         return True
-    return bool(high >= value)
+
+
+def _has_no_zone(value: Any) -> bool:
+    """Whether a value is a time that Spark takes for one of a zone of its own."""
+    return isinstance(value, dt.datetime) and value.tzinfo is None
 
 
 def _is_nan(value: Any) -> bool:

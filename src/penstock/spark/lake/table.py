@@ -27,14 +27,15 @@ import pyarrow.parquet as pq
 from penstock.disk.plain import make_folders
 from penstock.errors import ConflictError, CorruptionError, OptionsError
 from penstock.spark import objects
-from penstock.spark.lake.checkpoint import check_checkpoint, digest_of_place, query_of
-from penstock.spark.lake.compaction import Compaction, join_small_files
+from penstock.spark.lake.checkpoint import check_checkpoint, checkpoint_here, digest_of_place, query_of
+from penstock.spark.lake.compaction import TRIES, Compaction, join_small_files
+from penstock.spark.lake.features import check_removable
 from penstock.spark.lake.opening import open_table
 from penstock.spark.lake.reading import actions_of
 from penstock.spark.source.columns import BASE, Column, arrow_schema
 from penstock.spark.source.export import CHOSEN, delta_stats
 from penstock.spark.source.names import check_use
-from penstock.spark.source.options import SourceOptions, absolute_path, is_remote, local_path, place_of
+from penstock.spark.source.options import SourceOptions, absolute_path, is_remote, local_path, path_here, place_of
 from penstock.spark.source.partition import PARTITIONS, Values, check_partitions, values_in
 from penstock.spark.source.plan import find_channels
 
@@ -158,7 +159,8 @@ def commit_files(
     if query:
         transactions.append(Transaction(f"{app}@{query}", batch))
     transactions += [Transaction(name, number) for name, number in (more or {}).items()]
-    properties = CommitProperties(app_transactions=transactions)
+    # delta-rs would put a replacement behind commits that it has not seen, and leave what those have added.
+    properties = CommitProperties(app_transactions=transactions, max_commit_retries=0 if mode == "overwrite" else None)
     delta = Schema.from_arrow(schema)
     if existing is None:
         place = place_of(table)
@@ -188,7 +190,9 @@ def commit_files(
         existing.create_write_transaction(
             actions, mode, delta, partition_by=folders or None, commit_properties=properties
         )
-    except CommitFailedError:
+    except CommitFailedError as exc:
+        if mode == "overwrite":
+            raise ConflictError(f"{table}: it was changed while it was to be replaced: {exc}") from None
         if committed_batch(table, app) < batch:
             raise
         return False  # another driver of this query was first
@@ -226,10 +230,26 @@ def replace(frame: DataFrame, table: str, *, partition_by: Sequence[str] = ()) -
 
     Earlier versions stay readable until the table is vacuumed.
     """
-    by = partitions_of(open_table(table), table, partition_by)
+    existing = open_table(table)
+    check_removable(existing, table)
+    by = partitions_of(existing, table, partition_by)
     files, schema = write_files(frame, table, by)
-    commit_files(table, f"replace-{uuid.uuid4().hex}", 0, files, schema, mode="overwrite", partition_by=by)
+    replace_files(table, f"replace-{uuid.uuid4().hex}", files, schema, by)
     return sum(item.records for item in files)
+
+
+def replace_files(
+    table: str, app: str, files: Sequence[DataFile], schema: pa.Schema, partition_by: Sequence[str]
+) -> None:
+    """Make files all of a table, as it is when this is committed: behind others that commit meanwhile."""
+    for left in reversed(range(TRIES)):
+        try:
+            commit_files(table, app, 0, files, schema, mode="overwrite", partition_by=partition_by)
+        except ConflictError:
+            if not left:
+                raise
+        else:
+            return
 
 
 def partitions_of(existing: DeltaTable | None, table: str, wanted: Sequence[str]) -> tuple[str, ...]:
@@ -262,7 +282,7 @@ def write_files(frame: DataFrame, table: str, by: Sequence[str] = ()) -> tuple[l
         if pa.types.is_binary(told.field(name).type):
             raise OptionsError(f"{table}: partition by {name}: bytes make no name of a folder: turn them into text")
     part = f"spark-{uuid.uuid4().hex[:16]}"
-    place = local_path(table)
+    place = absolute_path(table)  # Java may have begun in another folder
     folder = os.path.join(place, part)
     # The names of folders are in UTC, as Delta's log has them: in a zone with summer time two hours have one name.
     frame.write.option("compression", "zstd").option("timeZone", "UTC").partitionBy(*by).parquet(folder)
@@ -335,8 +355,8 @@ def ingest(
     small files are joined between batches.  ``on_commit`` is called where batches are committed: in this process, or
     beside a Spark Connect server.
     """
-    table = place_of(table)
-    check_checkpoint(checkpoint)
+    channels, table = path_here(spark, channels), path_here(spark, place_of(table))
+    checkpoint = checkpoint_here(spark, check_checkpoint(checkpoint))
     check_use(dict(options or {}), "a stream", CHOSEN)
     chosen = table_columns(channels, table, options) if columns is None else tuple(columns)
     known = app or app_of(checkpoint)
@@ -368,6 +388,7 @@ def ingest_once(
     if committed_batch(table, app) >= batch:
         return 0
     check_use(dict(options or {}), "a batch of logs", CHOSEN)
+    channels = path_here(spark, channels)
     columns = table_columns(channels, table, options)
     by = check_partitions(partitions_of(open_table(table), table, ()))
     told = export_options(table, columns, options, f"{app}-{batch}", whole=True, by=by)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import OptionsError
 from penstock.spark import lake
+from penstock.spark.lake.checkpoint import checkpoint_here
 from penstock.spark.pipelines.run import Progress, Summary, fit_table, follow, stream, version_of
-from penstock.spark.source.options import local_path
+from penstock.spark.source.options import local_path, path_here
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -69,6 +70,7 @@ def aggregate_stream(
     """
     from pyspark.sql import functions as F  # noqa: N812
 
+    table, checkpoint = path_here(spark, table), checkpoint_here(spark, checkpoint)
     app = "aggregate-" + hashlib.sha256(os.path.abspath(local_path(checkpoint)).encode()).hexdigest()[:16]
     duration_micros(every), duration_micros(watermark, "watermark")
     by = list(dict.fromkeys(by))

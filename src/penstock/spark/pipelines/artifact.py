@@ -44,7 +44,7 @@ from penstock.log.face import Cuttable, LogReader
 from penstock.ship import ShippedLog, open_shipped
 from penstock.spark.objects import put_file
 from penstock.spark.pipelines.fold import latest, updates_of
-from penstock.spark.source.options import place_of
+from penstock.spark.source.options import absolute_path, place_of
 from penstock.spark.source.shipped import holds_shipped
 from penstock.store import AppendLogStore
 from penstock.store.pgss import HEADER, cursor_record, encode_updates
@@ -188,10 +188,10 @@ def _pieces(spark: SparkSession, log: str, start: int, end: int, base: str | Non
         .schema("position long, key binary, op int, payload binary")
         .option("fromPosition", start)
         .option("toPosition", end)
-        .load(log)
+        .load(absolute_path(log))
     )
     if base is not None:
-        held = spark.read.format("penstock").option("table", "artifact").load(place_of(base))
+        held = spark.read.format("penstock").option("table", "artifact").load(absolute_path(base))
         frame = frame.unionByName(
             held.select(
                 F.col("revision").alias("position"),

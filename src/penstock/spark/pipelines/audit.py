@@ -13,7 +13,7 @@ from penstock.errors import OptionsError
 from penstock.kernel import pgss
 from penstock.log.detect import open_log
 from penstock.spark.pipelines.fold import staged_latest, updates_of
-from penstock.spark.source.options import local_path
+from penstock.spark.source.options import local_path, path_here
 from penstock.spark.source.plan import find_channels
 from penstock.store import SnapshotStore, open_store
 from penstock.store.digest import digest_text
@@ -64,7 +64,7 @@ def audit_logs(spark: SparkSession, channels: str, options: Mapping[str, Any] | 
 
     spark.dataSource.register(CheckSource)
     told = {name: str(value) for name, value in (options or {}).items()}
-    rows = spark.read.format("penstock-check").options(**told).load(channels).collect()
+    rows = spark.read.format("penstock-check").options(**told).load(path_here(spark, channels)).collect()
     return join_findings(msgspec.json.decode(bytes(row["finding"]), type=Finding) for row in rows)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import ConflictError, OptionsError
 from penstock.spark.lake.compaction import TRIES, Compaction, join_small_files
+from penstock.spark.lake.features import check_removable
 from penstock.spark.lake.opening import open_table
 from penstock.spark.source.options import is_remote, local_path
 
@@ -49,6 +50,7 @@ def compact(
         _check_alone(local_path(table))
     before, deleted = len(found.file_uris()), 0
     if keep_days is not None:
+        check_removable(found, table)
         types = {field.name: str(field.type.type) for field in found.schema().fields}
         if types.get(time_column) != "timestamp":
             raise OptionsError(f"{table}: there is no column {time_column} of times to tell the age of a row by")

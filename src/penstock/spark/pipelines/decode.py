@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from penstock.errors import OptionsError
 from penstock.spark import lake
 from penstock.spark.decode import decode as decoded, split_errors
+from penstock.spark.lake.checkpoint import checkpoint_here
 from penstock.spark.pipelines.run import Progress, Summary, error_of, fit_table, follow, same_place, stream, version_of
-from penstock.spark.source.options import local_path
+from penstock.spark.source.options import local_path, path_here
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -49,6 +50,8 @@ def decode(
         if same_place(one, other):  # what is decoded, what is not and where it came from must stay apart
             raise OptionsError(f"{one}: source, table and table of errors must be three places")
     _check_schema(content, schema)
+    channels, table, errors = (path_here(spark, place) for place in (channels, table, errors))
+    checkpoint = checkpoint_here(spark, checkpoint)
     if lake.open_table(channels) is not None:
         if trigger is not None and "availableNow" not in trigger:
             raise OptionsError(f"{channels}: a table is decoded once for each run, not on and on")

@@ -34,7 +34,7 @@ from penstock.fold.source import Source, SourceNote, source_of
 from penstock.kv.embedded.format import EXPIRES, EXPIRES_HEAD, EXPIRES_NAME
 from penstock.log.detect import open_log
 from penstock.log.envelope import CONTENT
-from penstock.spark.source.options import local_path
+from penstock.spark.source.options import absolute_path, local_path
 from penstock.store import AppendLogStore, LmdbStore, RocksStore, SnapshotStore, open_store
 from penstock.types import Op, VersionToken, WatchCursor
 
@@ -219,8 +219,9 @@ def staged_latest(spark: SparkSession, log: str, staging: str, start: int, end: 
         .schema("position long, key binary, op int, payload binary")
         .option("fromPosition", start)
         .option("toPosition", end)
-        .load(log)
+        .load(absolute_path(log))
     )
+    staging = os.path.abspath(staging)  # Java may have begun in another folder
     try:
         latest(frame).write.mode("overwrite").option("compression", "lz4").parquet(staging)
         for name in sorted(os.listdir(staging)):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import OptionsError
 from penstock.spark import lake
-from penstock.spark.pipelines.run import Progress, Summary, follow, path_here, require_channels, same_place, version_of
+from penstock.spark.pipelines.run import Progress, Summary, follow, require_channels, same_place, version_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,7 +49,7 @@ def ingest(
     before = version_of(table)
     query = lake.ingest(
         spark,
-        path_here(spark, channels),
+        channels,
         table,
         checkpoint,
         trigger=trigger,

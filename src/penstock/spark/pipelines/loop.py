@@ -22,7 +22,7 @@ from penstock.errors import NotFoundError, OptionsError
 from penstock.ship import ShippedLog
 from penstock.spark import lake
 from penstock.spark.lake.committed import APP, reached
-from penstock.spark.source.options import place_of
+from penstock.spark.source.options import path_here, place_of
 from penstock.spark.source.plan import SourceChannel, find_channels
 from penstock.spark.source.shipped import holds_shipped
 
@@ -85,7 +85,7 @@ def audit_loop(
 
     ``edge`` is where the logs are on this machine, and ``table`` what was ingested from ``shipped``.
     """
-    shipped = place_of(shipped)
+    shipped = path_here(spark, place_of(shipped))
     if edge is None and table is None:
         raise OptionsError("give the logs of an edge node, a table, or both: something to compare with")
     if not holds_shipped(shipped):
@@ -97,7 +97,7 @@ def audit_loop(
     spans = _spans(spark, channels)
     found: list[SpanCheck] = []
     if edge is not None:
-        local, names = _edge(spark, place_of(edge), channels)
+        local, names = _edge(spark, path_here(spark, place_of(edge)), channels)
         bounds = [_Bounds(name.node or "", name.label, *_ends(name, here)) for name, here in names]
         wanted = spark.createDataFrame([(item.node, item.channel) for item in bounds], "node string, channel string")
         found += _compare("edge→shipped", local, frame.join(wanted, ["node", "channel"], "leftsemi"), spans, bounds)

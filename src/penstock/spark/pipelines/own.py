@@ -26,8 +26,9 @@ import msgspec
 
 from penstock.errors import OptionsError, PenstockError
 from penstock.spark import lake
+from penstock.spark.lake.checkpoint import checkpoint_here
 from penstock.spark.pipelines.run import Progress, Summary, checkpoint_of, fit_table, follow, load, replace, stream
-from penstock.spark.source.options import local_path
+from penstock.spark.source.options import local_path, path_here
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -183,7 +184,8 @@ def _append_batches(
     frame: DataFrame, table: str, job: PipelineJob, on_progress: Callable[[Progress], None] | None
 ) -> Summary:
     fit_table(frame, table)
-    checkpoint = job.checkpoint or checkpoint_of(table)
+    spark = frame.sparkSession
+    table, checkpoint = path_here(spark, table), checkpoint_here(spark, job.checkpoint or checkpoint_of(table))
     app = "own-" + hashlib.sha256(os.path.abspath(local_path(checkpoint)).encode()).hexdigest()[:16]
 
     def write(rows: DataFrame, batch: int) -> None:

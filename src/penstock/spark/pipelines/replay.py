@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from penstock.errors import OptionsError
 from penstock.log.detect import open_log
 from penstock.spark.source.columns import ENVELOPE
-from penstock.spark.source.options import local_path
+from penstock.spark.source.options import local_path, path_here
 from penstock.spark.source.plan import advance
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ def replay(
         functions as F,  # noqa: N812
     )
 
+    log = path_here(frame.sparkSession, log)
     missing = [name for name in ("channel", "position", "payload") if name not in frame.columns]
     if missing:
         raise OptionsError(f"there is no column {', '.join(missing)} to replay")

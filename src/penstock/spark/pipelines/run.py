@@ -16,7 +16,7 @@ from penstock.spark import lake
 from penstock.spark.lake.skipping import conditions_in
 from penstock.spark.lake.table import check_cases
 from penstock.spark.source.offsets import unpack_offset
-from penstock.spark.source.options import absolute_path, is_remote, local_path
+from penstock.spark.source.options import is_remote, local_path, path_here
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -152,15 +152,6 @@ def stream(spark: SparkSession, channels: str, options: Mapping[str, Any] | None
     """
     require_channels(channels)
     return spark.readStream.format("penstock").options(**texts(options)).load(path_here(spark, channels))
-
-
-def path_here(spark: SparkSession, path: str) -> str:
-    """Return a path as this process means it: Java may have begun in another folder; Connect is another machine.
-
-    >>> path_here(object(), "data/ticks")
-    'data/ticks'
-    """
-    return absolute_path(path) if hasattr(spark, "_jsparkSession") else path
 
 
 def require_channels(path: str) -> None:

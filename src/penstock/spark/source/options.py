@@ -19,7 +19,7 @@ from penstock.log.sidecar import CURSOR_NAME
 from penstock.spark.source.filters import TOP, Filters
 from penstock.spark.source.names import check_names
 
-__all__ = ["SourceOptions", "is_remote", "local_path", "place_of"]
+__all__ = ["SourceOptions", "absolute_path", "is_remote", "local_path", "path_here", "place_of"]
 
 FLAGS: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 LARGEST_BATCH: Final = 1 << 30
@@ -223,6 +223,15 @@ def absolute_path(path: str) -> str:
     ('/data/ticks', '/data/*/ticks', 's3://bucket/a')
     """
     return place_of(path) if is_remote(path) else os.path.abspath(local_path(path))
+
+
+def path_here(spark: object, path: str) -> str:
+    """Return a path as this process means it: Java may have begun in another folder; Connect is another machine.
+
+    >>> path_here(object(), "data/ticks")
+    'data/ticks'
+    """
+    return absolute_path(path) if hasattr(spark, "_jsparkSession") else path
 
 
 def _filters(found: Mapping[str, str]) -> Filters:
