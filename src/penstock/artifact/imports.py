@@ -14,14 +14,17 @@ from penstock.disk import Threads, disk_for, read_disk_for
 from penstock.disk.failpoint import fail_point
 from penstock.disk.plain import make_folders
 from penstock.disk.tree import check_vacant, put_in_place, regular_files, remove_tree, staged, sync_tree
-from penstock.errors import CorruptionError, PenstockError
+from penstock.errors import CorruptionError, PenstockError, UnsupportedError
 from penstock.store import AppendLogStore
+from penstock.store.records import token_json
 from penstock.types import Problem
 
 __all__ = ["import_artifact", "read_manifest", "verify_artifact"]
 
 COPY_BYTES = 1 << 20
 MARK = ".penstock-mark"
+UNREAD = "unsupported format_version"
+"""What RocksDB says of tables that are newer than it is."""
 
 
 def read_manifest(artifact: str | os.PathLike[str]) -> ExportManifest:
@@ -187,10 +190,13 @@ def _check_taken(artifact: str, manifest: ExportManifest) -> None:
 
 
 def _check_cursor(stage: str, manifest: ExportManifest, artifact: str) -> None:
-    found, _ = read_copy(manifest.backend, stage)
+    try:
+        found, _ = read_copy(manifest.backend, stage)
+    except CorruptionError as exc:  # of the copy, which is gone when this is read
+        file, reason = exc.file.replace(stage, artifact), exc.reason.replace(stage, artifact)
+        if UNREAD in reason:  # and not damaged: every byte of it was hashed
+            raise UnsupportedError(f"{file}: this build of RocksDB does not read it: {reason}") from None
+        raise CorruptionError(file, exc.byte, reason) from None
     if found != manifest.cursor:
-        raise CorruptionError(
-            f"{artifact}/{MANIFEST_FILE}",
-            0,
-            f"the files are at {found.token!r}, the manifest says {manifest.cursor.token!r}",
-        )
+        at, said = (token_json(cursor.token.raw) for cursor in (found, manifest.cursor))
+        raise CorruptionError(f"{artifact}/{MANIFEST_FILE}", 0, f"the files are at {at}, the manifest says {said}")

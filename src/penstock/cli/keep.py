@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.output import JsonOption, emit_json, stderr
-from penstock.errors import OptionsError
+from penstock.cli.output import PROBLEM, JsonOption, emit_json, stderr
+from penstock.errors import NotFoundError, OptionsError
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
 
 __all__ = ["register"]
 
@@ -92,21 +95,29 @@ def erase(
         raise OptionsError(f"{data}: there is no such data directory")
     if not os.path.exists(os.path.join(data, FILE)):
         raise OptionsError(f"{data}: this is not the data directory of a node")
+    tables = {table: _table_with_keys(table) for table in lake or ()}  # before anything is erased
     with hold_data(data):
         found = erase_key(data, key, logs=logs, topics=topic or (), outside=outside)
         left = left_behind(data, logs=logs, outside=outside)
-    for table in lake or ():
-        import deltalake
-
-        done = deltalake.DeltaTable(table).delete(f"key = '{key.replace(chr(39), chr(39) * 2)}'")
+    for table, opened in tables.items():
+        done = opened.delete(f"key = '{key.replace(chr(39), chr(39) * 2)}'")
         found.append(Erased(table, "lake", int(done.get("num_deleted_rows") or 0)))
-    for one in found:
+    for one in (*found, *left):
         if json:
             emit_json(one)
         else:
-            stderr.print(f"{one.place}: {one.count} erased", soft_wrap=True)
-    for other in left:
-        if json:
-            emit_json(other)
-        else:
-            stderr.print(f"{other.place}: not erased: {other.left}", soft_wrap=True)
+            told = f"{one.count} erased" if isinstance(one, Erased) else f"not erased: {one.left}"
+            stderr.print(f"{one.place}: {told}", soft_wrap=True)
+    if not all(isinstance(one, Erased) for one in found):
+        raise typer.Exit(PROBLEM)
+
+
+def _table_with_keys(table: str) -> DeltaTable:
+    from penstock.spark.lake.opening import open_table
+
+    opened = open_table(table)
+    if opened is None:
+        raise NotFoundError(f"{table}: there is no table here")
+    if all(field.name != "key" for field in opened.schema().fields):
+        raise OptionsError(f"{table}: it has no column key")
+    return opened

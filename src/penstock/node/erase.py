@@ -17,7 +17,7 @@ import msgspec
 from penstock import kernel
 from penstock.disk import disk_for, is_url, object_store_for, save_atomically
 from penstock.disk.plain import is_below
-from penstock.errors import OptionsError, PenstockError, UnsupportedError
+from penstock.errors import CorruptionError, OptionsError, PenstockError, UnsupportedError
 from penstock.kv.embedded.bucket import Bucket
 from penstock.kv.roles import StoreConfig
 from penstock.log.detect import detect, open_log
@@ -73,6 +73,8 @@ class NotErased(msgspec.Struct, frozen=True):
 def erase_in_log(path: str, key: bytes) -> int:
     """Take the content of every record with this key out of a message log; return how many there were.
 
+    A segment with damage is left as it is, and named by CorruptionError when the others are done.
+
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
     >>> with MessageLog.open(folder.name + "/log", content=CONTENT) as log:
@@ -91,9 +93,10 @@ def erase_in_log(path: str, key: bytes) -> int:
         if log.content != CONTENT:
             raise OptionsError(f"{path}: its records have no keys")
     MessageLog.open(path).close()  # its end is whole
-    count = _rewrite_all(path, key, b"")
-    MessageLog.open(path).close()  # it makes the indexes again
-    return count
+    try:
+        return _rewrite_all(path, key, b"")
+    finally:
+        MessageLog.open(path).close()  # it makes the indexes again
 
 
 def erase_in_bucket(folder: str, key: str) -> int:
@@ -125,11 +128,18 @@ def _rewrite_all(path: str, key: bytes, named: bytes) -> int:
     """Put a purge of the key ``named`` in the place of each record of a key; return how many were none yet."""
     disk = disk_for(path)
     held = sidecar_of(disk, path).lock(of=path)
+    count, damage = 0, None
     try:
-        names = sorted(name for name in disk.list(path) if name.endswith(".log"))
-        return sum(_rewrite(path, name, key, named) for name in names)
+        for name in sorted(name for name in disk.list(path) if name.endswith(".log")):
+            try:
+                count += _rewrite(path, name, key, named)
+            except CorruptionError as exc:
+                damage = damage or exc
     finally:
         held.release()
+    if damage is not None:
+        raise damage
+    return count
 
 
 def _rewrite(path: str, name: str, key: bytes, named: bytes) -> int:
@@ -149,6 +159,9 @@ def _rewrite(path: str, name: str, key: bytes, named: bytes) -> int:
             if found.key == key and found != purge:
                 payload, count = encode_envelope(purge), count + 1
             pieces.append(kernel.messagelog.encode_one(entry.seq, entry.timestamp_ms, entry.sender, payload))
+        for problem in reader.damage:
+            if os.path.basename(problem.file) == name:  # what could not be read would be gone, and nobody would know
+                raise CorruptionError(problem.file, problem.byte, problem.reason)
     if count:
         index = os.path.join(path, name.removesuffix(".log") + ".idx")
         save_atomically(disk, os.path.join(path, name), b"".join(pieces))
@@ -248,19 +261,28 @@ def _folds(data: str) -> list[FoldSeam]:
     return [seam for seam in seams if disk_for(seam.store).stat(seam.store) is not None]
 
 
-def erase_key(data: str, key: str, *, logs: bool, topics: Sequence[str] = (), outside: bool = False) -> list[Erased]:
+def erase_key(
+    data: str, key: str, *, logs: bool, topics: Sequence[str] = (), outside: bool = False
+) -> list[Erased | NotErased]:
     """Erase a key in every fold and bucket of a node, and with ``logs`` in message logs of keyed records; node stopped.
 
     The retained message of the topic that is the key goes too, and those of ``topics``.  Folds and logs that the node
     was told to keep elsewhere, or that a link leads to, are reached with ``outside``.
     """
     folds = [fold for fold in _folds(data) if outside or is_below(data, fold.store)]
-    found = [Erased(fold.store, "fold", erase_in_fold(fold.store, fold.backend, key)) for fold in folds]
+    found: list[Erased | NotErased] = [
+        Erased(fold.store, "fold", erase_in_fold(fold.store, fold.backend, key)) for fold in folds
+    ]
     broker = os.path.join(data, "mqtt")
     if is_below(data, broker) and disk_for(broker).stat(os.path.join(broker, "journal")) is not None:
         found.append(Erased(broker, "retained", erase_retained(data, [key, *topics])))
     found += [Erased(bucket, "bucket", erase_in_bucket(bucket, key)) for bucket in find_buckets(data)]
     for path in _keyed_logs(data) if logs else ():
         if (outside or is_below(data, path)) and detect(path, disk_for(path)) == "messagelog":
-            found.append(Erased(path, "log", erase_in_log(path, key.encode())))
+            try:
+                found.append(Erased(path, "log", erase_in_log(path, key.encode())))
+            except CorruptionError as exc:
+                found.append(
+                    NotErased(path, "log", f"{exc}: this segment was left as it is, the others were rewritten")
+                )
     return found

@@ -167,8 +167,9 @@ def test_an_import_ends_as_the_reference_does(case: dict[str, Any], tmp_path: Pa
     before = sorted(os.listdir(destination.parent))
     try:
         import_artifact(theirs, destination)
-    except (PenstockError, OSError):
+    except (PenstockError, OSError) as exc:
         assert case["import"]["result"] == "error"
+        assert ".penstock-import-" not in str(exc)  # what is named is still there
         assert sorted(os.listdir(destination.parent)) == before
         return
     assert case["import"]["result"] == "ok"
@@ -206,6 +207,24 @@ def change(artifact: Path, destination: Path, step: dict[str, Any]) -> None:
             destination.mkdir()
         case other:
             raise AssertionError(other)
+
+
+def test_tables_of_a_newer_engine_are_not_called_damaged(tmp_path: Path) -> None:
+    """Those of the reference are newer than what rocksdict reads."""
+    with make("rocksdb", tmp_path / "fold") as store:
+        fill(store)
+        export_store(store, tmp_path / "artifact")
+    for table in (tmp_path / "artifact/data").glob("*.sst"):
+        data = bytearray(table.read_bytes())
+        data[-12:-8] = (7).to_bytes(4, "little")  # in its footer, in front of the magic number
+        table.write_bytes(data)
+        rehash(tmp_path / "artifact", f"data/{table.name}")
+    with pytest.raises(UnsupportedError, match="format_version: 7") as caught:
+        import_artifact(tmp_path / "artifact", tmp_path / "again")
+    assert str(caught.value).startswith(f"{tmp_path}/artifact/data/")
+    assert not (tmp_path / "again").exists()
+    (problem,) = verify_artifact(tmp_path / "artifact")
+    assert "format_version: 7" in problem.reason
 
 
 def rehash(artifact: Path, name: str) -> None:
