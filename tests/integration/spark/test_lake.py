@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from penstock.errors import OptionsError
+from penstock.errors import OptionsError, ReplacedError
+from penstock.log.detect import FORMATS, open_writer
 from penstock.log.envelope import CONTENT, Envelope, encode_envelope
 from penstock.log.xchannel import Writer
 from penstock.spark import lake
@@ -153,3 +156,26 @@ def test_times_of_96_bits_are_read_as_they_are_and_added_to_by_a_session_that_wr
             found.selectExpr("n", "cast(at as string) at").where("n = 2").first()["at"] == "9999-12-31 23:59:59.999999"
         )
         assert lake.read(spark, f"{table}-{name}", where=[("at", ">", MOMENT)]).count() == 2
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("more", [0, 100])
+def test_a_log_whose_backup_came_back_is_not_mixed_into_its_table(
+    spark: Any, tmp_path: Path, format: str, more: int
+) -> None:
+    folder, kept, table = tmp_path / "in", tmp_path / "kept", str(tmp_path / "lake")
+    folder.mkdir()
+    with contextlib.closing(open_writer(str(folder / "ticks"), format=format)) as writer:
+        writer.append_many([b"record %d" % n for n in range(50)])
+        writer.sync()
+        shutil.copytree(folder, kept)
+        writer.append_many([b"record %d" % n for n in range(50, 100)])
+    assert lake.ingest_committed(spark, str(folder), table).records == 100
+    assert lake.ingest_committed(spark, str(folder), table).records == 0
+    shutil.rmtree(folder)
+    kept.rename(folder)
+    with contextlib.closing(open_writer(str(folder / "ticks"), format=format)) as writer:
+        writer.append_many([b"of another history %d" % n for n in range(more)])
+    with pytest.raises(ReplacedError, match="record" if more else "ends at"):
+        lake.ingest_committed(spark, str(folder), table)
+    assert lake.read(spark, table).count() == 100

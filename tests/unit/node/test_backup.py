@@ -28,7 +28,7 @@ from penstock.node.ingest.memory import Announced, IngestMemory
 from penstock.node.ledger import read_ledger
 from penstock.node.ledger.seams import FoldSeam, IngestSeam, ShipSeam, write_seams
 from penstock.node.version import FILE, check_version
-from penstock.ship import Shipper, ShipOptions, open_shipped
+from penstock.ship import ShipOptions, Shipper, open_shipped
 from penstock.store import AppendLogStore
 from penstock.testing.log_conformance import contents
 from penstock.types import KvUpdate, WatchCursor
