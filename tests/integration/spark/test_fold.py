@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from penstock.fold import follow
 from penstock.kv import EmbeddedConnection, StoreConfig
 from penstock.log.detect import open_log, open_writer
 from penstock.log.envelope import CONTENT, Envelope, encode_envelope
+from penstock.log.messagelog import MessageLog
 from penstock.log.xchannel import Writer
 from penstock.spark import lake
 from penstock.spark.pipelines.fold import FILLING, fold, fold_into, latest
@@ -186,6 +189,29 @@ def test_a_fold_refuses_what_it_cannot_go_on_with(spark: Any, tmp_path: Path) ->
         fold_into(spark, log, store)
     with pytest.raises(OptionsError, match="--store or --table"):
         run("fold", log)
+
+
+@pytest.mark.parametrize("first", ["spark", "follow"])
+def test_a_log_whose_backup_came_back_and_went_on_is_refused_by_both(spark: Any, tmp_path: Path, first: str) -> None:
+    log, kept, store = str(tmp_path / "log"), str(tmp_path / "kept"), str(tmp_path / "s.snap")
+    with MessageLog.open(log, content=CONTENT) as writer:
+        writer.append_many(changes(8, 50, 10))
+        shutil.copytree(log, kept)
+        writer.append_many(changes(9, 50, 10))
+    if first == "spark":
+        fold_into(spark, log, store)
+    else:
+        followed(log, Path(store))
+    before = state_of(store)
+    shutil.rmtree(log)
+    os.rename(kept, log)
+    with MessageLog.open(log) as writer:
+        writer.append_many(changes(10, 100, 20))
+    with pytest.raises(ReplacedError, match="record at 100"):
+        fold_into(spark, log, store)
+    with pytest.raises(ReplacedError, match="record at 100"):
+        followed(log, Path(store))
+    assert state_of(store) == before
 
 
 def test_a_stream_reaches_a_bucket_and_a_repeated_batch_changes_nothing(spark: Any, tmp_path: Path) -> None:

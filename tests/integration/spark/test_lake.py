@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import shutil
 import time
@@ -14,7 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from penstock.errors import ExpiredError, OptionsError
+from penstock.errors import ExpiredError, OptionsError, ReplacedError
+from penstock.log.detect import FORMATS, open_writer
 from penstock.log.envelope import CONTENT, Envelope, encode_envelope
 from penstock.log.messagelog import MessageLog, MessageLogOptions
 from penstock.log.xchannel import Writer
@@ -244,3 +246,26 @@ def test_an_ingest_without_a_checkpoint_goes_on_behind_what_is_lost_and_counts_i
             lake.ingest(spark, str(source), f"{table}-x", str(tmp_path / "c"), options=wrong)
     with pytest.raises(OptionsError, match="node='edge-7' is for a table that is partitioned by node"):
         lake.ingest(spark, str(source), f"{table}-x", str(tmp_path / "c"), node="edge-7")
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("more", [0, 100])
+def test_a_log_whose_backup_came_back_is_not_mixed_into_its_table(
+    spark: Any, tmp_path: Path, format: str, more: int
+) -> None:
+    folder, kept, table = tmp_path / "in", tmp_path / "kept", str(tmp_path / "lake")
+    folder.mkdir()
+    with contextlib.closing(open_writer(str(folder / "ticks"), format=format)) as writer:
+        writer.append_many([b"record %d" % n for n in range(50)])
+        writer.sync()
+        shutil.copytree(folder, kept)
+        writer.append_many([b"record %d" % n for n in range(50, 100)])
+    assert lake.ingest_committed(spark, str(folder), table).records == 100
+    assert lake.ingest_committed(spark, str(folder), table).records == 0
+    shutil.rmtree(folder)
+    kept.rename(folder)
+    with contextlib.closing(open_writer(str(folder / "ticks"), format=format)) as writer:
+        writer.append_many([b"of another history %d" % n for n in range(more)])
+    with pytest.raises(ReplacedError, match="record" if more else "ends at"):
+        lake.ingest_committed(spark, str(folder), table)
+    assert lake.read(spark, table).count() == 100

@@ -7,6 +7,7 @@ import contextlib
 import shutil
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -324,6 +325,48 @@ def test_a_hole_in_the_numbers_of_a_producer_is_a_loss(tmp_path: Path, log: Mess
     assert memory.totals == IngestTotals(
         log_id=memory.totals.log_id, position=2, came=11, others=0, lost={"power cut": 10}, boot=memory.totals.boot
     )
+    memory.close()
+
+
+def test_no_calendar_makes_a_producer_forgotten(
+    tmp_path: Path, log: MessageLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, real = memory_of(log, tmp_path), time.time_ns
+
+    def append(writers: list[str], number: int) -> None:
+        memory.announce(log.next_position, [Announced(writer, number, 1) for writer in writers])
+        log.append_many([b"x"] * len(writers))
+        memory.settle(log.next_position)
+
+    names = [f"w{number}" for number in range(1000)]
+    append(names, 1)
+    monkeypatch.setattr(time, "time_ns", lambda: real() + 40 * 86_400 * 10**9)
+    append(["w0"], 2)
+    monkeypatch.setattr(time, "time_ns", real)
+    append(["w1"], 2)
+    memory.close()
+    memory = memory_of(log, tmp_path)
+    assert {memory.last(name) for name in names[2:]} == {1}
+    assert (memory.last("w0"), memory.last("w1")) == (2, 2)
+    memory.close()
+
+
+def test_of_too_many_producers_those_heard_of_last_are_known(
+    tmp_path: Path, log: MessageLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_module, "MOST_PRODUCERS", 10)
+    monkeypatch.setattr(memory_module, "FORGET_AT_ONCE", 3)
+    memory = memory_of(log, tmp_path)
+    for number in range(30):
+        monkeypatch.setattr(time, "time_ns", lambda now=10**18 - number: now)  # it goes back
+        memory.announce(log.next_position, [Announced(f"w{number}", 1, 1)])
+        log.append(b"x")
+        memory.settle(log.next_position)
+    memory.close()
+    memory = memory_of(log, tmp_path)
+    known = [number for number in range(30) if memory.last(f"w{number}")]
+    assert 10 <= len(known) <= 12
+    assert known == list(range(30))[-len(known) :]
     memory.close()
 
 

@@ -104,6 +104,29 @@ def test_a_backup_that_others_have_written_to_is_an_alarm(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("format", ["messagelog", "xchannel"])
+def test_a_backup_that_others_have_written_to_is_counted_anew(tmp_path: Path, format: str) -> None:
+    here, kept = tmp_path / "here", tmp_path / "kept"
+    here.mkdir()
+    seam = FoldSeam("latest", str(here / "log"), str(tmp_path / "latest.snap"), "append-log")
+    kind = MessageLog if format == "messagelog" else Writer
+
+    def append(payload: bytes, count: int) -> None:
+        with kind.open(here / "log") as log:  # type: ignore[attr-defined]
+            log.append_many([payload] * count)
+
+    append(b"x" * 50, 10)
+    shutil.copytree(here, kept)
+    append(b"x" * 50, 10)
+    assert look(tmp_path, seam)[0].waiting == 20
+    shutil.rmtree(here)
+    kept.rename(here)
+    append(b"of somebody else", 100)
+    for _ in range(2):
+        (found,) = look(tmp_path, seam)
+        assert (found.came, found.waiting, found.alarm) == (110, 110, "")
+
+
+@pytest.mark.parametrize("format", ["messagelog", "xchannel"])
 def test_a_fold_waits_and_loses_by_count(tmp_path: Path, format: str) -> None:
     path, store = tmp_path / "log", str(tmp_path / "latest.snap")
     seam = FoldSeam("latest", str(path), store, "append-log")

@@ -15,6 +15,7 @@ can know.
 from __future__ import annotations
 
 import contextlib
+import heapq
 import logging
 import math
 import os
@@ -44,7 +45,8 @@ SEEN: Final = "seen"
 SEEN_SECONDS: Final = 1.0
 """How often the fingerprint is noted while there is always something to append."""
 WRITER: Final = "writer/"
-FORGET_SECONDS: Final = 30 * 86_400
+MOST_PRODUCERS: Final = 100_000
+FORGET_AT_ONCE: Final = 1000
 POWER: Final = "power cut"
 REPLACED: Final = "replaced"
 """Why a log lacks what it had: within one boot nothing visible is lost, so a backup was put in its place."""
@@ -102,9 +104,10 @@ class IngestMemory:
         disk_for(path).make_folder(os.path.dirname(path) or ".")
         self._store = AppendLogStore.open(path, sync=sync)
         try:
-            self._last: dict[str, tuple[int, int]] = {}
+            self._last: dict[str, tuple[int, int]] = {}  # its highest number, and a time that only tells the order
             for entry in self._store.range(WRITER):
                 self._last[entry.key.removeprefix(WRITER)] = _decode(path, entry.value, tuple[int, int])
+            self._heard_ns = max((when for _, when in self._last.values()), default=0)
             self.totals = read_totals(self._store)
             self._log_path, self._boot = log, (boot_id_of(disk_for(log)) or b"").hex()
             self._reason = REPLACED if self._boot and self.totals.boot == self._boot else POWER
@@ -146,7 +149,7 @@ class IngestMemory:
         """Note that a producer goes on behind a hole: what it was told the log had is gone."""
         hole = first - 1 - self.last(writer)
         self.totals = msgspec.structs.replace(self.totals, came=self.totals.came + hole, lost=self._lose(hole))
-        self._last[writer] = (first - 1, time.time_ns())
+        self._last[writer] = (first - 1, self._heard())
         self._touched.add(writer)
 
     def close(self) -> None:
@@ -228,7 +231,7 @@ class IngestMemory:
         return self.totals.lost | {self._reason: self.totals.lost.get(self._reason, 0) + records}
 
     def _count(self, position: int, arrived: int, others: int = 0) -> None:
-        now, left = time.time_ns(), arrived
+        now, left = self._heard(), arrived
         for writer, first, count in self._announced:
             taken = min(left, count)
             left -= taken
@@ -241,8 +244,8 @@ class IngestMemory:
         )
 
     def _write(self) -> None:
-        updates = [KvUpdate.put(WRITER + name, msgspec.msgpack.encode(self._last[name])) for name in self._touched]
-        updates += [KvUpdate.delete(WRITER + name) for name in self._forgotten()]
+        updates = [KvUpdate.delete(WRITER + name) for name in self._forgotten()]
+        updates += [KvUpdate.put(WRITER + name, msgspec.msgpack.encode(self._last[name])) for name in self._touched]
         self.totals = msgspec.structs.replace(self.totals, boot=self._boot)
         updates.append(KvUpdate.put(TOTALS, msgspec.msgpack.encode(self.totals)))
         updates.append(KvUpdate.put(ANNOUNCED, msgspec.msgpack.encode(self._announced)))
@@ -252,14 +255,19 @@ class IngestMemory:
         self._kept_seen = self._seen
         self._touched.clear()
 
+    def _heard(self) -> int:
+        """Return a time later than any that was noted, whatever the calendar was set to."""
+        self._heard_ns = max(time.time_ns(), self._heard_ns + 1)
+        return self._heard_ns
+
     def _forgotten(self) -> list[str]:
-        """Return producers that were not heard of for a month, looked for now and then."""
-        if len(self._last) < 1000 or len(self._last) % 100:
+        """Return the producers that were not heard of for the longest, where there are too many."""
+        if len(self._last) < MOST_PRODUCERS + FORGET_AT_ONCE:
             return []
-        before = time.time_ns() - FORGET_SECONDS * 10**9
-        old = [name for name, (_, when) in self._last.items() if when < before]
+        old = heapq.nsmallest(len(self._last) - MOST_PRODUCERS, self._last, key=lambda name: self._last[name][1])
         for name in old:
             del self._last[name]
+            self._touched.discard(name)
         return old
 
     def _read_announced(self) -> list[Announced]:

@@ -36,7 +36,7 @@ from penstock.node.ledger.seams import (
     path_in,
     read_seams,
 )
-from penstock.node.ledger.totals import LogTotal, begin_total, total_at
+from penstock.node.ledger.totals import LogTotal, begin_total, same_log, total_at, with_seen
 from penstock.ship.fence import read_head
 from penstock.ship.local import ship_cursor
 from penstock.store import AppendLogStore
@@ -195,9 +195,12 @@ class LedgerReckoner:
             if known is None or known.log_id != log_id:
                 known = begin_total(log, log_id)
             end = log.next_position
-            if end < known.position:  # a power cut took its end; what is left is counted from its beginning
-                known = begin_total(log, log_id)
-            known = total_at(log, known, end)
+            here = not is_url(path)  # one that was shipped is looked at by whoever ships it
+            if end < known.position or (here and not same_log(log, known)):
+                known = begin_total(log, log_id)  # its end is lost, or a backup came back: what is left is counted
+            before, known = known, total_at(log, known, end)
+            if here:
+                known = with_seen(log, before, known)
             self._book.put(key, known)
             yield log, known, end
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock.errors import ExpiredError
+from penstock.errors import ExpiredError, ReplacedError
 from penstock.log.face import LogReader
+from penstock.log.fingerprint import Fingerprint, check_fingerprint, last_fingerprint
 from penstock.node.ingest.memory import count_from
 
-__all__ = ["LogTotal", "begin_total", "total_at"]
+__all__ = ["LogTotal", "begin_total", "same_log", "total_at", "with_seen"]
 
 
 class LogTotal(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,12 +28,31 @@ class LogTotal(msgspec.Struct, frozen=True, kw_only=True):
     total: int
     uncounted: int = 0
     """How often retention took records before they were counted, where positions do not tell how many."""
+    seen: str = ""
+    """The fingerprint of the last record below the position, where one was noted."""
 
 
 def begin_total(log: LogReader, log_id: str) -> LogTotal:
     """Return the count at the beginning of a log that is seen for the first time."""
     first = log.first_position
     return LogTotal(log_id=log_id, position=first, total=first - 1 if log.format == "messagelog" else 0)
+
+
+def same_log(log: LogReader, known: LogTotal) -> bool:
+    """Whether what is known is of this log, and no backup was put in its place and written to since."""
+    try:
+        check_fingerprint(log, Fingerprint.parse(known.seen) if known.seen else None)
+    except ReplacedError:
+        return False
+    return True
+
+
+def with_seen(log: LogReader, before: LogTotal, now: LogTotal) -> LogTotal:
+    """Return a count with the fingerprint of the last record that was counted since another one."""
+    if now.position <= before.position:
+        return now
+    seen = last_fingerprint(log, max(before.position, log.first_position), now.position)
+    return now if seen is None else msgspec.structs.replace(now, seen=str(seen))
 
 
 def total_at(log: LogReader, known: LogTotal, position: int) -> LogTotal:

@@ -1,9 +1,12 @@
 """ingest without a checkpoint: the table itself says how far it has come, in the commit that brings the records.
 
-A commit carries, for each log it moves on, two application transactions of Delta's:
+A commit carries, for each log it moves on, application transactions of Delta's:
 
     <app>/<name>         the position behind the last record that is in the table
     <app>/<name>#log     a number made of the log's id, so that a log made again is told from the one that was there
+    <app>/<name>#seen    the position of that last record, and
+    <app>/<name>#digest  the digest of its fingerprint (log/fingerprint.py), so that a backup that was put back is told;
+                         shipped logs have neither: whoever ships them looks at that
 
 Who ingests reads them, exports from there to where the logs end, and commits files and positions at once.  Of two that
 do so at the same time one fails by the other's transactions, and finds on its next look that nothing is left to do.
@@ -20,7 +23,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from penstock.errors import ConflictError, ExpiredError, OptionsError, ReplacedError
+from penstock.errors import ConflictError, CorruptionError, ExpiredError, OptionsError, ReplacedError
+from penstock.log.face import LogReader
+from penstock.log.fingerprint import Fingerprint, check_fingerprint, last_fingerprint
 from penstock.ship import ShippedLog
 from penstock.spark.lake.opening import open_table
 from penstock.spark.lake.table import (
@@ -81,6 +86,16 @@ def reached(table: DeltaTable | None, channel: SourceChannel, app: str = APP) ->
     if table.transaction_version(f"{app}/{channel.name}#log") != _number(channel.identity):
         raise ReplacedError(channel.path, "the table holds another log of this name: its records would be mixed")
     return int(at)
+
+
+def _seen(table: DeltaTable | None, name: str, app: str) -> Fingerprint | None:
+    """Return the fingerprint of the last record that a table has of a channel, None where it has none."""
+    if table is None:
+        return None
+    position, digest = (table.transaction_version(f"{app}/{name}#{what}") for what in ("seen", "digest"))
+    if position is None or digest is None:
+        return None
+    return Fingerprint(int(position), int(digest).to_bytes(8, "big", signed=True))
 
 
 def ingest_committed(
@@ -156,6 +171,7 @@ def _steps(
             first, next_position = bounds_of(log, lenient=lenient)
             end = ends.setdefault(name, next_position)
             begin, lost = first if held is None else held, Extent()
+            _check_seen(log, next_position, begin, _seen(table, name, app))
             if begin < first:
                 if not lenient:
                     raise ExpiredError(channel.path, begin, first)
@@ -175,6 +191,27 @@ def _steps(
     return steps
 
 
+def _check_seen(log: LogReader, end: int, at: int, seen: Fingerprint | None) -> None:
+    """Raise ReplacedError if the log ends before what the table has of it, or its last record there is another now."""
+    if at > end and isinstance(log, ShippedLog):  # others may have brought what came since it was looked at
+        with ShippedLog(log.path) as fresh:
+            end = fresh.next_position
+    if at > end:
+        raise ReplacedError(log.path, f"it ends at {end}, but the table has it up to {at}")
+    check_fingerprint(log, seen)
+
+
+def _last_seen(channel: SourceChannel, begin: int, end: int) -> Fingerprint | None:
+    """Return the fingerprint of the last record between two positions."""
+    with channel.open() as log:
+        if isinstance(log, ShippedLog):
+            return None
+        try:
+            return last_fingerprint(log, begin, end)
+        except (ExpiredError, CorruptionError):  # the task that reads there says so
+            return None
+
+
 def _move(
     spark: SparkSession,
     channels: str,
@@ -191,11 +228,15 @@ def _move(
     columns = table_columns(channels, table, chosen)
     told = export_options(table, columns, chosen, app, whole=True)
     told["bounds"] = msgspec.json.encode({name: (step.begin, step.end) for name, step in steps.items()}).decode()
+    last = {name: _last_seen(known[name], step.begin, step.end) for name, step in steps.items()}
     files = data_files(spark.read.format("penstock-export").options(**told).load(channels).collect())
     ends: dict[str, int] = {}
     for name, step in steps.items():
         ends[f"{app}/{name}"] = step.end
         ends[f"{app}/{name}#log"] = _number(known[name].identity)
+        if (seen := last[name]) is not None:
+            ends[f"{app}/{name}#seen"] = seen.position
+            ends[f"{app}/{name}#digest"] = int.from_bytes(seen.digest, "big", signed=True)
     held = open_table(table)
     if any(reached(held, known[name], app) != step.held for name, step in steps.items()):
         return False

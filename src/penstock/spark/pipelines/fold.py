@@ -30,10 +30,12 @@ import pyarrow.parquet as pq
 from penstock.batch import Spans, UpdateBatch
 from penstock.disk import disk_for
 from penstock.errors import ExpiredError, OptionsError, ReplacedError
+from penstock.fold.seen import SeenNote, owner_of
 from penstock.fold.source import Source, SourceNote, source_of
 from penstock.kv.embedded.format import EXPIRES, EXPIRES_HEAD, EXPIRES_NAME
 from penstock.log.detect import open_log
 from penstock.log.envelope import CONTENT
+from penstock.log.fingerprint import fingerprint_of
 from penstock.spark.source.options import absolute_path, local_path
 from penstock.store import AppendLogStore, LmdbStore, RocksStore, SnapshotStore, open_store
 from penstock.types import Op, VersionToken, WatchCursor
@@ -196,6 +198,8 @@ def _bounds(log: str, store: SnapshotStore) -> tuple[int, int, Source]:
         first, end = reader.first_position, reader.next_position
         if not token.known or token == FILLING.token:
             note.write(source)
+            with contextlib.closing(SeenNote(disk_for(store.path), store.path)) as seen:
+                seen.forget(owner_of(source.log_id))
             return first, end, source
         at = token.as_int()
         if at is None:
@@ -205,6 +209,8 @@ def _bounds(log: str, store: SnapshotStore) -> tuple[int, int, Source]:
             raise ReplacedError(log, f"it ends at {end}, before the fold's cursor at {at}")
         if at < first:
             raise ExpiredError(log, at, first)
+        with contextlib.closing(SeenNote(disk_for(store.path), store.path)) as seen:
+            seen.check_log(reader)
         return at, end, source
 
 
@@ -254,7 +260,10 @@ def _apply(log: str, source: Source, store: SnapshotStore, staged: Iterable[pa.R
         with open_log(log) as reader:
             if source_of(reader).log_id != source.log_id:
                 raise ReplacedError(log, "its log id changed while it was folded")
-            cursor = WatchCursor.of(reader.read(last, 1).next_position)
+            batch = reader.read(last, 1)
+            cursor, found = WatchCursor.of(batch.next_position), fingerprint_of(batch)
+        with contextlib.closing(SeenNote(disk_for(store.path), store.path)) as seen:
+            seen.write(owner_of(source.log_id), batch.next_position, found)
         store.apply(UpdateBatch.concat(whole) if whole else UpdateBatch.of([]), cursor)
     return summary
 

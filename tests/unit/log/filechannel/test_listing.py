@@ -78,6 +78,26 @@ def test_another_name_lists_nothing(tmp_path: Path, listed: list[str], kind: str
         assert listed == []
 
 
+@pytest.mark.parametrize("ends", ["end", "each its own"])
+def test_opening_a_queue_with_many_groups_after_a_restart_of_the_machine_lists_no_more_than_with_few(
+    tmp_path: Path, listed: list[str], monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    found = []
+    for count in (3, 30):
+        path = str(tmp_path / f"jobs{count}")
+        with FileChannel.open(path, SMALL) as queue:
+            queue.append_many([MESSAGE] * 40)
+            for number in range(count):
+                with queue.group(f"g{number}") as group:
+                    group.ack(group.take_many(40 if ends == "end" else 5 + number))
+        with monkeypatch.context() as patch:
+            patch.setattr(PosixDisk, "boot_id", lambda self: b"another boot id!")
+            listed.clear()
+            with FileChannel.open(path, SMALL):
+                found.append(len(listed))
+    assert found[0] == found[1]
+
+
 def test_what_was_collected_or_came_since_it_was_listed_is_noticed(tmp_path: Path) -> None:
     path = str(tmp_path / "jobs")
     with FileChannel.open(path, SMALL) as queue:

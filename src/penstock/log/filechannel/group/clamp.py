@@ -30,14 +30,26 @@ def clamp_groups(disk: Disk, sidecar: Sidecar, path: str, end: int, *, sure: boo
 
     ``sure`` when the end was found whole: then only a group of an earlier life of the machine can know more.
     """
-    for name in group_names(disk, path):
+    names, folder = group_names(disk, path), Folder(disk, path)
+    newest = folder.newest_bound() if names else None
+    bounds: dict[int, int] = {}  # thousands of groups stand at few positions
+    for name in names:
         journal = journal_path(sidecar, name)
         with contextlib.suppress(CorruptionError):  # whoever opens the group sets it aside
             if not sure or _boot_of(disk, journal) != disk.boot_id():
-                _clamp(disk, sidecar, path, name, end)
+                _clamp(disk, sidecar, name, folder, newest, end, bounds)
 
 
-def _clamp(disk: Disk, sidecar: Sidecar, path: str, name: str, end: int) -> None:
+def _clamp(
+    disk: Disk,
+    sidecar: Sidecar,
+    name: str,
+    folder: Folder,
+    newest: tuple[int, int] | None,
+    end: int,
+    bounds: dict[int, int],
+) -> None:
+    path = folder.path
     turns = group_turns(disk, sidecar, name, path)
     turns.take(TURN_SECONDS)
     try:
@@ -45,7 +57,9 @@ def _clamp(disk: Disk, sidecar: Sidecar, path: str, name: str, end: int) -> None
         if found is None:
             return
         core, snapshot = found
-        bound = safe_bound(Folder(disk, path), core.next, lambda: end, end)
+        bound = bounds.get(core.next, -1)
+        if bound < 0:
+            bound = bounds[core.next] = safe_bound(folder, newest, core.next, lambda: end, end)
         if bound >= core.next:
             return
         logger.warning("%s: group %r had read up to %d, it goes on at %d", path, name, core.next, bound)

@@ -189,7 +189,8 @@ class GroupState:
 
     def _cut_to_end(self, core: GroupCore) -> None:
         """Forget messages that a power cut took from the end of the queue."""
-        bound = safe_bound(self._end.folder, core.next, self._end.end, self._end.visible)
+        folder = self._end.folder
+        bound = safe_bound(folder, folder.newest_bound(), core.next, self._end.end, self._end.visible)
         if bound < core.next:
             logger.warning("%s: group %r had read up to %d, it goes on at %d", self._path, self._name, core.next, bound)
             core.cut(bound)
@@ -244,13 +245,14 @@ def remove_group(disk: Disk, sidecar: Sidecar, name: str, path: str) -> None:
         turns.close()
 
 
-def safe_bound(folder: Folder, position: int, end: Callable[[], int], visible: int | None) -> int:
+def safe_bound(
+    folder: Folder, newest: tuple[int, int] | None, position: int, end: Callable[[], int], visible: int | None
+) -> int:
     """Return where reading can go on for who had read up to ``position``: there, or before it if that is no place now.
 
-    A power cut may leave other bytes where messages were: then everything from the beginning of that segment is read
-    again.
+    A power cut may leave other bytes where messages were, in the ``newest`` segment: then everything from its beginning
+    is read again.
     """
-    newest = folder.newest_bound()
     if newest is None or position < newest[0]:
         return position  # in a sealed segment: what is there stays
     if position > newest[1] or position > end():
