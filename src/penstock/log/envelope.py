@@ -43,6 +43,7 @@ __all__ = [
     "encode_envelopes",
     "encode_headers",
     "headers_of",
+    "is_erased",
     "open_envelopes",
 ]
 
@@ -116,6 +117,19 @@ def decode_envelope(record: bytes | memoryview) -> Envelope:
         decode_headers(view[start : start + headers_length]),
         flags,
     )
+
+
+def is_erased(record: bytes) -> bool:
+    """Whether a record is what erasing leaves in the place of one: a purge without a payload.
+
+    >>> is_erased(encode_envelope(Envelope(b"", b"", Op.PURGE))), is_erased(encode_envelope(Envelope(b"k", b"v")))
+    (True, False)
+    """
+    try:
+        found = decode_envelope(record)
+    except (CorruptionError, OptionsError):
+        return False
+    return found.op is Op.PURGE and not found.payload and not found.headers
 
 
 def decode_headers(view: memoryview) -> dict[str, bytes]:

@@ -20,6 +20,7 @@ from penstock.errors import CorruptionError
 from penstock.log.face import LogReader
 from penstock.log.sidecar import Sidecar
 from penstock.metrics import REGISTRY
+from penstock.ship.erased import differs_by_erasure
 from penstock.ship.manifest import MANIFEST_BYTES, Entry, Head, decode_page
 from penstock.ship.segments import LocalSegment, note_removal, sealed_segments
 
@@ -54,7 +55,7 @@ def drop_shipped(
     pages: dict[str, tuple[Entry, ...]] = {}
     # Each with the one behind it: a writer that finds only an empty segment goes on in the one before.
     for segment, _ in pairwise(sealed_segments(disk, log, 0)):
-        if segment.next > floor or not _is_up(segment, disk, head, store, pages):
+        if segment.next > floor or not _is_up(segment, disk, log, head, store, pages):
             break
         if not gone:
             sure()
@@ -69,7 +70,12 @@ def drop_shipped(
 
 
 def _is_up(
-    segment: LocalSegment, disk: Disk, head: Head, store: ObjectStore, pages: dict[str, tuple[Entry, ...]]
+    segment: LocalSegment,
+    disk: Disk,
+    log: LogReader,
+    head: Head,
+    store: ObjectStore,
+    pages: dict[str, tuple[Entry, ...]],
 ) -> bool:
     """Whether a segment is verifiably there: named with its span, and its object has the size that was named."""
     first = segment.first
@@ -91,4 +97,6 @@ def _is_up(
     if found is None or there is None or there.size != entry.bytes:
         return False
     # A compressed file is another one than what was shipped plain; positions are the same.
-    return os.path.basename(segment.path) != os.path.basename(entry.name) or found.size == entry.bytes
+    if os.path.basename(segment.path) != os.path.basename(entry.name) or found.size == entry.bytes:
+        return True
+    return differs_by_erasure(log, store, head, entry)
