@@ -1,4 +1,4 @@
-"""What was erased here after it was shipped: a segment then has other bytes than its object, and is the same all the same.
+"""What was erased here after it was shipped: a segment then has other bytes than its object, and is no other one.
 
 Erasing (node/erase.py) puts a purge without a payload in the place of a record.  Who finds other bytes than were
 shipped compares record by record before he takes the log for another one.
