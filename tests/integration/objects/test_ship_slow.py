@@ -62,7 +62,7 @@ async def test_a_link_that_is_too_slow_for_parts_side_by_side_is_used_part_by_pa
     url, link = f"s3://{s3.bucket}/{uuid.uuid4().hex}", SlowLink(s3.port)
     objects = ObjectOptions(config=s3.options(link.port), retry_seconds=0.5, timeout_seconds=2.5)
     with open_writer("messagelog", tmp_path / "log") as writer:
-        writer.append_many([bytes([number]) * (1 << 20) for number in range(20)])  # 5 s on this link
+        writer.append_many([bytes([number % 256]) * 60_000 for number in range(350)])  # 5 s on this link
         seal("messagelog", writer)
         part = ShipPart(tmp_path / "log", url, objects=objects, look_seconds=0.05)
         await part.start()
@@ -70,7 +70,7 @@ async def test_a_link_that_is_too_slow_for_parts_side_by_side_is_used_part_by_pa
             async with asyncio.timeout(240):
                 while part.health().state is not State.DEGRADED:
                     await asyncio.sleep(0.05)
-                while part.describe().get("shipped_to") != 21:
+                while part.describe().get("shipped_to") != 351:
                     assert part.health().state is not State.FAILED, part.health()
                     await asyncio.sleep(0.05)
         finally:
