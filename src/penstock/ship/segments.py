@@ -101,7 +101,10 @@ def _xchannel(disk: Disk, log: LogReader, start: int) -> Iterator[LocalSegment]:
             continue
         if durable is not None and following > durable:
             return  # a power cut would take it back
-        file = ChannelFile.open(disk, log.path, sequence)
+        try:
+            file = ChannelFile.open(disk, log.path, sequence)
+        except FileNotFoundError:
+            continue  # retention took it since the folder was listed
         try:
             if not file.is_sealed():
                 return
