@@ -20,7 +20,7 @@ from penstock.kv.roles import KvReader
 from penstock.log.face import LogReader
 from penstock.log.fingerprint import Fingerprint, check_fingerprint
 from penstock.log.sidecar import Register
-from penstock.types import KvUpdate
+from penstock.types import KvUpdate, Op
 
 __all__ = ["SeenNote", "seen_note_of", "fingerprint_of_change", "owner_of"]
 
@@ -93,7 +93,8 @@ class SeenNote:
         seen = self.register.seen()
         if seen is not None:
             change = await reader.change(seen.position)
-            if change is not None and fingerprint_of_change(change) != seen:
+            erased = change is not None and change.op is Op.PURGE  # or purged: what was there is gone on purpose
+            if change is not None and not erased and fingerprint_of_change(change) != seen:
                 raise ReplacedError(
                     name, f"revision {seen.position} is not the change that was folded: it was restored"
                 )

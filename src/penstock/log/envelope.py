@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CONTENT",
-    "ERASED",
     "Envelope",
     "HeaderColumns",
     "decode_envelope",
@@ -44,6 +43,7 @@ __all__ = [
     "encode_envelopes",
     "encode_headers",
     "headers_of",
+    "is_erased",
     "open_envelopes",
 ]
 
@@ -98,10 +98,6 @@ def encode_headers(headers: Mapping[str, bytes]) -> bytes:
         raise OptionsError(f"a header of the envelope is out of range: {exc}") from None
 
 
-ERASED: Final = encode_envelope(Envelope(b"", b"", Op.PURGE))
-"""What stands in the place of a record whose content was erased."""
-
-
 def decode_envelope(record: bytes | memoryview) -> Envelope:
     """Return the envelope of a record; CorruptionError when it is none."""
     view = memoryview(record)
@@ -121,6 +117,19 @@ def decode_envelope(record: bytes | memoryview) -> Envelope:
         decode_headers(view[start : start + headers_length]),
         flags,
     )
+
+
+def is_erased(record: bytes) -> bool:
+    """Whether a record is what erasing leaves in the place of one: a purge without a payload.
+
+    >>> is_erased(encode_envelope(Envelope(b"", b"", Op.PURGE))), is_erased(encode_envelope(Envelope(b"k", b"v")))
+    (True, False)
+    """
+    try:
+        found = decode_envelope(record)
+    except (CorruptionError, OptionsError):
+        return False
+    return found.op is Op.PURGE and not found.payload and not found.headers
 
 
 def decode_headers(view: memoryview) -> dict[str, bytes]:

@@ -26,7 +26,7 @@ import msgspec
 
 from penstock.batch import Batch
 from penstock.errors import CorruptionError, ExpiredError, OptionsError, ReplacedError
-from penstock.log.envelope import CONTENT, ERASED
+from penstock.log.envelope import CONTENT, is_erased
 from penstock.log.face import Cuttable, LogReader
 from penstock.types import Record
 
@@ -135,8 +135,8 @@ def last_fingerprint(log: LogReader, start: int, end: int) -> Fingerprint | None
 def check_fingerprint(log: LogReader, seen: Fingerprint | None) -> bool:
     """Raise ReplacedError if the record of a fingerprint is another one now, or is not there.
 
-    True when it is the same.  False when nobody can know: there is no fingerprint, retention has taken the record, its
-    content was erased, or it is damaged in a log that numbers its records.
+    True when it is the same.  False when nobody can know: there is no fingerprint, retention has taken the record, it
+    was erased, or it is damaged in a log that numbers its records.
 
     >>> import tempfile
     >>> from penstock.log.xchannel import Writer
@@ -168,7 +168,7 @@ def check_fingerprint(log: LogReader, seen: Fingerprint | None) -> bool:
     if not len(batch) or int(batch.positions[0]) != seen.position:
         return False
     if fingerprint_of(batch, 0) != seen:
-        if log.content == CONTENT and bytes(batch[0].payload) == ERASED:
+        if log.content == CONTENT and is_erased(bytes(batch[0].payload)):
             return False
         raise ReplacedError(log.path, f"the record at {seen.position} is not the one that was read from it")
     return True

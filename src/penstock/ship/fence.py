@@ -65,7 +65,7 @@ class Fence:
     """The right to swap the head of one channel."""
 
     def __init__(self, store: ObjectStore, channel: str, clock: Clock) -> None:
-        self._store, self._channel, self._clock = store, channel, clock
+        self.store, self._channel, self._clock = store, channel, clock
         self.shipper = uuid.uuid4().hex
         self.head: Head | None = None
         self._tag: Tag | None = None
@@ -73,18 +73,18 @@ class Fence:
     def take_over(self, fresh: Head) -> Head:
         """Become the one shipper: of what is there, or of ``fresh`` where nothing is."""
         for _ in range(TRIES):
-            found = read_head(self._store, self._channel)
+            found = read_head(self.store, self._channel)
             base, tag = found if found is not None else (fresh, None)
             head = _next(base, self._clock, shipper=self.shipper, epoch=base.epoch + 1)
             fail_point("ship.fence.before")
             try:
-                self._tag = publish(self._store, head_key(self._channel), encode_head(head), tag)
+                self._tag = publish(self.store, head_key(self._channel), encode_head(head), tag)
             except ConflictError:
                 continue  # another one takes over at the same time: the later of us stays
             self.head = head
             fail_point("ship.fence.after")
             return head
-        raise RetryError(f"{self._store.url}: others kept on taking over {self._channel!r}")
+        raise RetryError(f"{self.store.url}: others kept on taking over {self._channel!r}")
 
     def swap(self, change: Change) -> Head:
         """Write a head with this change and return what is there then; LockedError once another one has taken over.
@@ -93,12 +93,12 @@ class Fence:
         """
         for _ in range(TRIES):
             if self.head is None:
-                raise LockedError(f"{self._store.url}/{head_key(self._channel)}: another shipper has taken over")
+                raise LockedError(f"{self.store.url}/{head_key(self._channel)}: another shipper has taken over")
             before = self.head
             head = _next(before, self._clock, **(change(before) or {}))
             fail_point("ship.swap.before")
             try:
-                self._tag = publish(self._store, head_key(self._channel), encode_head(head), self._tag)
+                self._tag = publish(self.store, head_key(self._channel), encode_head(head), self._tag)
             except ConflictError as exc:
                 self.look_again(exc)
                 if self.head.next != before.next:
@@ -107,11 +107,11 @@ class Fence:
             self.head = head
             fail_point("ship.swap.after")
             return head
-        raise RetryError(f"{self._store.url}: others kept on changing what was shipped of {self._channel!r}")
+        raise RetryError(f"{self.store.url}: others kept on changing what was shipped of {self._channel!r}")
 
     def look_again(self, exc: PenstockError) -> None:
         """Go on from what is there, if it is still ours to change; otherwise LockedError, which explains ``exc``."""
-        found = read_head(self._store, self._channel)
+        found = read_head(self.store, self._channel)
         if (
             self.head is not None
             and found is not None
@@ -122,7 +122,7 @@ class Fence:
         self.head = None
         other = "nobody" if found is None else found[0].shipper
         raise LockedError(
-            f"{self._store.url}/{head_key(self._channel)}: another shipper has taken over ({other[:8]}): {exc}"
+            f"{self.store.url}/{head_key(self._channel)}: another shipper has taken over ({other[:8]}): {exc}"
         ) from exc
 
 

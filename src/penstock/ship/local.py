@@ -20,8 +20,9 @@ from penstock.errors import CorruptionError
 from penstock.log.face import LogReader
 from penstock.log.sidecar import Sidecar
 from penstock.metrics import REGISTRY
+from penstock.ship.erased import differs_by_erasure
 from penstock.ship.manifest import MANIFEST_BYTES, Entry, Head, decode_page
-from penstock.ship.segments import LocalSegment, holds_erased, note_removal, sealed_segments
+from penstock.ship.segments import LocalSegment, note_removal, sealed_segments
 
 __all__ = ["drop_shipped", "ship_cursor"]
 
@@ -95,6 +96,7 @@ def _is_up(
     found, there = disk.stat(segment.path), store.head(entry.key)
     if found is None or there is None or there.size != entry.bytes:
         return False
-    # One that was compressed, or from which records were erased, is another file; positions are the same.
-    same = os.path.basename(segment.path) == os.path.basename(entry.name)
-    return not same or found.size == entry.bytes or holds_erased(log, first, segment.next)
+    # A compressed file is another one than what was shipped plain; positions are the same.
+    if os.path.basename(segment.path) != os.path.basename(entry.name) or found.size == entry.bytes:
+        return True
+    return differs_by_erasure(log, store, head, entry)

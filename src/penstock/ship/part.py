@@ -11,6 +11,7 @@ import logging
 import math
 import os
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 from penstock.clock import SYSTEM_CLOCK, Clock
@@ -27,6 +28,12 @@ logger = logging.getLogger(__name__)
 FIRST_PAUSE_SECONDS = 0.5
 LAST_PAUSE_SECONDS = 30.0
 METRICS_SECONDS = 5.0
+SLOW_BYTES = 5 << 20
+SLOW_TIMES = 3
+"""On a slow link one part of this size goes up at a time, and has so many times as long as elsewhere.
+
+With the times that a store is given by itself that is enough from 120 kbit/s on.
+"""
 
 
 class ShipPart:
@@ -59,7 +66,8 @@ class ShipPart:
         self._look_seconds, self._roll_seconds, self._roll = look_seconds, roll_seconds, roll
         self._life, self._ready = Life(self.name), asyncio.Event()
         self._measured_at = -math.inf
-        self._drain, self._paused = False, paused
+        self._drain, self._paused, self._stopped = False, paused, False
+        self._slow = False
         self._shipper: Shipper | None = None
         self.idle = False
         """Whether it found nothing to ship or to remove when it last looked."""
@@ -84,6 +92,7 @@ class ShipPart:
 
     async def stop(self) -> None:
         """End; what was begun is finished by whoever ships next."""
+        self._stopped = True  # a thread may be at work, and have no shipper yet
         await self._life.cancel()
         if self._shipper is not None:
             self._shipper.close()
@@ -144,6 +153,7 @@ class ShipPart:
                     await self._sleep(self._look_seconds)
                     continue
                 except (RetryError, OSError) as exc:
+                    self._go_slowly()
                     self.failures = [*self.failures[-9:], exc]
                     logger.warning("%s: %s; it is tried again", self.name, exc)
                     life.state, life.reason = State.DEGRADED, str(exc)
@@ -156,6 +166,12 @@ class ShipPart:
                     await self._sleep(self._look_seconds)
         finally:
             self._ready.set()
+
+    def _go_slowly(self) -> None:
+        """From now on send part by part: it may be the link."""
+        if self._shipper is not None and not self._slow and isinstance(self._place, str):
+            self._slow = True
+            self._shipper.go_on_by(self._store())
 
     def _settled(self) -> None:
         self.failures.clear()
@@ -176,14 +192,35 @@ class ShipPart:
         if await in_waiting_thread(is_due, self.path, self._roll_seconds, clock=self._clock):
             await self._roll()
 
+    def _store(self) -> ObjectStore:
+        """Return the store, to be used part by part where the link is known to be slow, or turned out to be.
+
+        Parts that go up side by side share the link, and each has to be there within its time: where that is too
+        little, none of them ever is.
+        """
+        if not isinstance(self._place, str):
+            return self._place
+        rate = 0.0 if self._options is None else self._options.bytes_per_second
+        if not (self._slow or rate):
+            return object_store_for(self._place, self._objects)
+        objects = self._objects or ObjectOptions()
+        seconds = SLOW_TIMES * max(objects.timeout_seconds, SLOW_BYTES / rate if rate else 0.0)
+        objects = replace(objects, part_bytes=SLOW_BYTES, parts_at_once=1, timeout_seconds=seconds)
+        store = object_store_for(self._place, objects)
+        store.puts_at_once = 1
+        return store
+
     def _work(self) -> int:
         """Make the shipper if there is none yet, roll what is old, and ship."""
         if self._roll_seconds is not None:
             roll_quiet(self.path, self._roll_seconds, clock=self._clock)
         if self._shipper is None:
-            place = self._place
-            store = object_store_for(place, self._objects) if isinstance(place, str) else place
-            self._shipper = Shipper(self.path, store, node=self._node, options=self._options, clock=self._clock)
+            self._shipper = Shipper(
+                self.path, self._store(), node=self._node, options=self._options, clock=self._clock,
+                wanted=lambda: not self._stopped,
+            )  # fmt: skip
+            if self._stopped:
+                self._shipper.close()
             if self._paused:
                 self._shipper.pause()
         count = self._shipper.step()

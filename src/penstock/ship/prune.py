@@ -103,8 +103,14 @@ def remove_orphans(store: ObjectStore, channel: str, grace_seconds: float, *, cl
         return []
     head, _ = found
     named = {key for entry in head.segments for key in _keys(entry)} | {item.key for item in head.trash}
-    for page in [*(page.key for page in head.pages), *(item.key for item in head.trash if item.is_page)]:
-        data, _ = store.get(page, most=MANIFEST_BYTES)
+    dropped = {item.key for item in head.trash if item.is_page}
+    for page in [*(page.key for page in head.pages), *dropped]:
+        try:
+            data, _ = store.get(page, most=MANIFEST_BYTES)
+        except FileNotFoundError:
+            if page in dropped:
+                continue  # a crash came between its removal and the head's
+            raise
         named |= {page} | {key for entry in decode_page(data, page, channel) for key in _keys(entry)}
     if not head.segments:
         return []

@@ -12,12 +12,10 @@ from itertools import pairwise
 from typing import Any, Final
 
 import msgspec
-import numpy as np
 
 from penstock.disk import Disk
 from penstock.disk.posix import folder_of
 from penstock.errors import CorruptionError, PenstockError, UnsupportedError
-from penstock.log.envelope import CONTENT, ERASED
 from penstock.log.face import Cuttable, LogReader
 from penstock.log.filechannel.format import segment_path
 from penstock.log.filechannel.segments import Folder as ChannelFolder
@@ -29,7 +27,6 @@ from penstock.log.xchannel.remove import note_end
 
 __all__ = [
     "LocalSegment",
-    "holds_erased",
     "log_files",
     "note_removal",
     "oldest_time_ns",
@@ -111,7 +108,10 @@ def _xchannel(disk: Disk, log: LogReader, start: int) -> Iterator[LocalSegment]:
             continue
         if durable is not None and following > durable:
             return  # a power cut would take it back
-        file = ChannelFile.open(disk, log.path, sequence)
+        try:
+            file = ChannelFile.open(disk, log.path, sequence)
+        except FileNotFoundError:
+            continue  # retention took it since the folder was listed
         try:
             if not file.is_sealed():
                 return
@@ -203,17 +203,3 @@ def survey(log: LogReader, segment: LocalSegment) -> dict[str, Any]:
         "max_time_ns": max(times, default=None),
         "cuts": tuple(cuts),
     }
-
-
-def holds_erased(log: LogReader, first: int, following: int) -> bool:
-    """Whether records were erased from this span: its file is another one since, with the same positions."""
-    at = first
-    while log.content == CONTENT and at < following:
-        batch = log.read(at)
-        for index in np.flatnonzero(batch.payloads.lengths == len(ERASED)).tolist():
-            if int(batch.positions[index]) < following and bytes(batch[index].payload) == ERASED:
-                return True
-        if not len(batch):
-            break
-        at = batch.next_position
-    return False

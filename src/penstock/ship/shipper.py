@@ -39,6 +39,7 @@ from penstock.log.face import LogReader
 from penstock.log.fingerprint import Fingerprint, check_fingerprint, last_fingerprint
 from penstock.log.sidecar import identity_of, sidecar_of
 from penstock.metrics import REGISTRY
+from penstock.ship.erased import differs_by_erasure
 from penstock.ship.fence import Fence, read_head
 from penstock.ship.local import drop_shipped, ship_cursor
 from penstock.ship.manifest import (
@@ -56,7 +57,6 @@ from penstock.ship.manifest import (
 from penstock.ship.segments import (
     LocalSegment,
     check_format,
-    holds_erased,
     log_files,
     oldest_time_ns,
     sealed_segments,
@@ -191,7 +191,9 @@ class Shipper(ClosingHandle):
         sleep: Callable[[float], object] | None = None,
         progress: Callable[[int], None] = lambda _: None,
         disk: Disk | None = None,
+        wanted: Callable[[], bool] = lambda: True,
     ) -> None:
+        """Take the log over; ClosedError, and nothing is taken, if it is not ``wanted`` any more by then."""
         super().__init__()
         self.path, self.store = os.fspath(path).rstrip("/"), store
         self.channel = channel or os.path.basename(self.path)
@@ -208,19 +210,21 @@ class Shipper(ClosingHandle):
             self._fence = Fence(store, self.channel, clock)
             self._sidecar = sidecar_of(self._disk, self.path)
             self._cursor = ship_cursor(store.url, self.channel)
-            self.head = self._start()
+            self.head = self._start(wanted)
         except BaseException:
             self._log.close()
             raise
 
     # --- Starting
 
-    def _start(self) -> Head:
+    def _start(self, wanted: Callable[[], bool]) -> Head:
         check_conditions(self.store, f"{self.channel}.probe-{uuid.uuid4().hex}")
         log_id = identity_of(self._disk, self.path)
         found = read_head(self.store, self.channel)
         if found is not None:
             self._check_same(found[0], log_id)
+        if not wanted():
+            raise ClosedError(f"{self.path}: the shipper was stopped before it began")
         first = self._log.first_position
         head = self._fence.take_over(
             Head(
@@ -269,16 +273,14 @@ class Shipper(ClosingHandle):
         last = head.segments[-1]
         for segment in sealed_segments(self._disk, self._log, last.first):
             same = segment.first == last.first and self._remote_name(segment) == last.name
-            if same and self._hash(segment.path, last.bytes) != last.blake3 and not self._was_erased(head):
+            if same and not self._holds(segment, last, head):
                 raise ReplacedError(self.path, f"{segment.path} is not what was shipped under its positions")
             return
 
-    def _was_erased(self, head: Head) -> bool:
-        """Whether the last shipped segment is another file by now because records were erased from it."""
-        if not head.seen or not holds_erased(self._log, head.segments[-1].first, head.segments[-1].next):
-            return False
-        check_fingerprint(self._log, Fingerprint.parse(head.seen))
-        return True
+    def _holds(self, segment: LocalSegment, entry: Entry, head: Head) -> bool:
+        """Whether a segment begins with what was shipped of it, but for what was erased here since."""
+        same = self._hash(segment.path, entry.bytes) == entry.blake3
+        return same or differs_by_erasure(self._log, self.store, head, entry)
 
     # --- Working
 
@@ -334,7 +336,7 @@ class Shipper(ClosingHandle):
             if segment.first < at:  # its log went on in a segment that was shipped
                 if chosen or last is None or segment.first != last.first:
                     raise ReplacedError(self.path, f"{segment.path} begins at {segment.first}, and {at} was shipped")
-                if self._hash(segment.path, last.bytes) != last.blake3 and not self._was_erased(self.head):
+                if not self._holds(segment, last, self.head):
                     raise ReplacedError(self.path, f"{segment.path} is not what was shipped under its positions")
                 grown = last
             elif segment.first > at:
@@ -533,6 +535,13 @@ class Shipper(ClosingHandle):
         self._check_seen()
 
     # --- Looking on
+
+    def go_on_by(self, store: ObjectStore) -> None:
+        """Reach the same place by another way; between two steps."""
+        self.store = self._fence.store = store
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
 
     def pause(self) -> None:
         """Send nothing more until ``resume``; a segment that is going up is finished."""

@@ -16,6 +16,7 @@ from penstock.log import open_log
 from penstock.log.envelope import CONTENT, Envelope, encode_envelope
 from penstock.log.messagelog import MessageLog, MessageLogOptions
 from penstock.log.xchannel import Writer
+from penstock.node.erase import erase_in_bucket, erase_in_log
 from penstock.store import AppendLogStore, LmdbStore
 from penstock.types import KvUpdate, WatchCursor
 
@@ -130,3 +131,29 @@ async def test_a_bucket_restored_from_a_backup_or_made_again_stops_the_fold(tmp_
             with pytest.raises(ReplacedError, match="restored" if restored else "made again"):
                 await fold_bucket(bucket, store, 200)
         assert store.count() == 101
+
+
+async def test_erasing_the_last_change_that_a_fold_saw_is_no_backup(tmp_path: Path) -> None:
+    """What is erased in a bucket is a purge there, and whoever follows it learns of that."""
+    config = StoreConfig(name="b")
+    with AppendLogStore.open(tmp_path / "fold.snap") as store:
+        async with EmbeddedConnection(tmp_path / "buckets") as connection:
+            bucket = await connection.store_with_config(config)
+            await bucket.writer.put("pump", b"1")
+            await bucket.writer.put("ann", b"2")
+            await fold_bucket(bucket, store, 2)
+        assert erase_in_bucket(str(tmp_path / "buckets" / "b"), "ann") == 1
+        async with EmbeddedConnection(tmp_path / "buckets") as connection:
+            bucket = await connection.store_with_config(config)
+            await fold_bucket(bucket, store, 3)
+        assert list(store.keys()) == ["pump"]
+
+
+async def test_erasing_the_last_record_that_a_fold_saw_is_no_backup(tmp_path: Path) -> None:
+    append(tmp_path / "log", "messagelog", 0, 10)
+    with AppendLogStore.open(tmp_path / "fold.store") as store:
+        await fold(tmp_path, store)
+        assert erase_in_log(str(tmp_path / "log"), b"k.9") == 1
+        append(tmp_path / "log", "messagelog", 10, 10)
+        await fold(tmp_path, store)
+        assert store.count() == 20

@@ -127,3 +127,27 @@ def test_a_page_that_was_pruned_since_the_head_was_read_is_expired_and_no_damage
             remote.read(5)
         with pytest.raises(ExpiredError, match="begins at 41"):
             remote.entries(1, 71)
+
+
+def test_a_page_that_went_before_a_crash_does_not_keep_orphans(store: Obstore, tmp_path: Path) -> None:
+    class Crash(BaseException):
+        pass
+
+    def crash() -> None:
+        raise Crash
+
+    clock = FakeClock(now_ns=time.time_ns())
+    with open_writer("messagelog", tmp_path / "log") as writer:
+        for start in range(0, 70, 10):
+            fill("messagelog", writer, start, 10)
+        with Shipper(tmp_path / "log", store, options=ShipOptions(page_entries=2), clock=clock) as shipper:
+            shipper.step()
+    forget_before(store, "log", 45, clock=clock)
+    clock.pass_(10)
+    with arm("ship.prune.before", crash), pytest.raises(Crash):
+        empty_trash(store, "log", 5, clock=clock)
+    store.put("log.segments/0000000000000029-ffffffffffffffff.log", b"left over")
+    clock.pass_(100)
+    assert empty_trash(store, "log", 3600, clock=clock) == []
+    assert remove_orphans(store, "log", 50, clock=clock) == ["log.segments/0000000000000029-ffffffffffffffff.log"]
+    assert empty_trash(store, "log", 50, clock=clock)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,18 @@ def test_a_quiet_log_whose_writer_this_process_has_open_is_rolled_and_shipped(
         writer.append_many([b"three"])
     with shipped(store) as remote:
         assert read_all(remote) == [b"one", b"two"]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_quiet_log_is_rolled_though_the_clock_was_set_back(format: str, tmp_path: Path) -> None:
+    clock = FakeClock(now_ns=time.time_ns())
+    with open_writer(format, tmp_path / "log") as writer:
+        writer.append_many([b"one", b"two"])
+        clock.jump(-10)
+        assert not roll_quiet(tmp_path / "log", 60, clock=clock)
+        clock.jump(-86400)
+        assert roll_quiet(tmp_path / "log", 60, clock=clock)
+        assert not roll_quiet(tmp_path / "log", 60, clock=clock)
 
 
 def test_a_roll_by_age_leaves_a_record_alone_that_is_being_filled_in(tmp_path: Path) -> None:
@@ -113,6 +126,37 @@ async def test_a_part_that_is_paused_sends_nothing_until_it_goes_on(store: Obsto
     await part.stop()
     with shipped(store) as remote:
         assert len(read_all(remote)) == 10
+
+
+async def test_a_part_that_is_stopped_before_it_has_begun_takes_nothing_over(tmp_path: Path) -> None:
+    asked, go_on, over = asyncio.Event(), threading.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    class Slow(FolderStore):
+        def get(self, key: str, *, most: int | None = None) -> Any:
+            if key.endswith(".shipped.json"):
+                loop.call_soon_threadsafe(asked.set)
+                go_on.wait(60)
+            return super().get(key, most=most)
+
+    class Watched(ShipPart):
+        def _work(self) -> int:
+            try:
+                return super()._work()
+            finally:
+                over.set()
+
+    with open_writer("messagelog", tmp_path / "log") as writer:
+        fill("messagelog", writer, 0, 5)
+        part = Watched(tmp_path / "log", Slow(str(tmp_path / "up")))
+        await part.start()
+        async with asyncio.timeout(60):
+            await asked.wait()
+        await part.stop()
+        go_on.set()
+        assert await asyncio.to_thread(over.wait, 60)
+    assert list(FolderStore(str(tmp_path / "up")).objects()) == []
+    assert part.status() is None
 
 
 async def test_a_part_that_meets_what_nobody_expected_fails_and_says_so(tmp_path: Path) -> None:

@@ -254,23 +254,30 @@ def test_shipping_a_queue_that_nobody_has_read_takes_nothing_from_it(store: Obst
         assert writer.folder.first_position() > 0  # read and shipped: now it goes
 
 
-def test_segments_that_retention_takes_while_they_are_listed_are_no_damage(store: Obstore, tmp_path: Path) -> None:
+@pytest.mark.parametrize("format", FORMATS)
+def test_segments_that_retention_takes_while_they_are_listed_are_no_damage(format: str, tmp_path: Path) -> None:
     from penstock.disk import PosixDisk
     from penstock.ship.segments import sealed_segments
 
-    class Racing(PosixDisk):
-        def list(self, folder: str) -> list[str]:
-            names = super().list(folder)
-            for name in ("segment.0", "segment.1"):
-                (tmp_path / "log" / name).unlink(missing_ok=True)
-            return names
-
-    with open_writer("filechannel", tmp_path / "log", collect=False) as writer:
+    options = {"collect": False} if format == "filechannel" else {}
+    with open_writer(format, tmp_path / "log", **options) as writer:
         for start in range(0, 50, 10):
-            fill("filechannel", writer, start, 10)
+            fill(format, writer, start, 10)
         with open_log(str(tmp_path / "log")) as log:
             wanted = list(sealed_segments(_disk(), log, 0))
+
+            class Racing(PosixDisk):
+                def list(self, folder: str) -> list[str]:
+                    names = super().list(folder)
+                    for segment in wanted[:2]:
+                        Path(segment.path).unlink(missing_ok=True)
+                    return names
+
             assert list(sealed_segments(Racing(), log, 0)) == wanted[2:]
+            going = sealed_segments(_disk(), log, wanted[2].first)
+            assert next(going) == wanted[2]
+            os.unlink(wanted[3].path)
+            assert wanted[4] in going
 
 
 def test_a_segment_whose_object_is_gone_is_not_deleted_here(store: Obstore, tmp_path: Path) -> None:

@@ -171,7 +171,11 @@ def _steps(
             first, next_position = bounds_of(log, lenient=lenient)
             end = ends.setdefault(name, next_position)
             begin, lost = first if held is None else held, Extent()
-            _check_seen(log, next_position, begin, _seen(table, name, app))
+            try:
+                _check_seen(log, next_position, begin, _seen(table, name, app))
+            except CorruptionError:  # and nobody can know
+                if not lenient:
+                    raise
             if begin < first:
                 if not lenient:
                     raise ExpiredError(channel.path, begin, first)
