@@ -41,6 +41,9 @@ PROVEN_BYTES: Final = 64 << 20
 """How far the end of a message whose length is wrong is looked for."""
 GLANCE_BYTES: Final = 1 << 20
 """The same, where it may only be a message that is being written."""
+LISTING_SHARE: Final = 20
+LISTING_SECONDS: Final = 1.0
+"""How long a listing will do: so many times as long as it took, and no longer than this."""
 
 
 class Files(msgspec.Struct):
@@ -60,12 +63,13 @@ class Folder:
         self._begins: dict[int, int] = {}
         self._false: dict[int, str] = {}  # oldest segments whose begin cannot be, and why
         self._listed: tuple[list[int], object] = ([], None)  # what was listed last, and what the folder was before that
+        self._until = 0.0  # until when that will do, where nothing tells otherwise
         self._oldest = -1  # where first_position found nothing odd
 
     def files(self) -> dict[int, Files]:
         """Return what is there by index, lowest first; leftovers of a compression do not count."""
         found: dict[int, Files] = {}
-        before = self._state()
+        before, began = self._state(), time.monotonic()
         try:
             names = self.disk.list(self.path)
         except FileNotFoundError:
@@ -82,16 +86,25 @@ class Folder:
             files.packed |= suffix == ".z"
             files.packing |= suffix == ".z.ing"
         there = {index: found[index] for index in sorted(found) if found[index].plain or found[index].packed}
-        self._listed = list(there), before
+        now = time.monotonic()
+        self._listed, self._until = (list(there), before), now + min(LISTING_SHARE * (now - began), LISTING_SECONDS)
         return there
 
     def indexes(self) -> list[int]:
         """Return which segments there are, lowest first; the newest may be missing.
 
-        A folder of many segments or cursors is not listed again while its time says that it is as it was.
+        A folder of many segments or cursors is not listed again while its time says that it is as it was; nor for
+        twenty times as long as that took, while its newest segment is there and the one behind it is not: cursors,
+        locks and journals come and go.
         """
         indexes, state = self._listed
-        return indexes if state is not None and state == self._state() else list(self.files())
+        if state is not None and (state == self._state() or self._was_listed_just_now()):
+            return indexes
+        return list(self.files())
+
+    def _was_listed_just_now(self) -> bool:
+        newest = self._listed[0][-1] if self._listed[0] else -1
+        return time.monotonic() < self._until and self._is_there(newest) and not self._is_there(newest + 1)
 
     def holding(self, position: int) -> int | None:
         """Return the segment that holds a position, or the newest when that is behind its end; None below the first.

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.disk import PosixDisk
 from penstock.errors import CorruptionError, ExpiredError
-from penstock.log.filechannel import ChannelOptions, FileChannel, ack
+from penstock.log.filechannel import ChannelOptions, FileChannel, ack, segments
 from penstock.log.filechannel.segments import Folder, Walk
 
 MESSAGE = b"x" * 190
@@ -76,6 +76,29 @@ def test_another_name_lists_nothing(tmp_path: Path, listed: list[str], kind: str
         for number in range(5):
             use(f"n{number}")
         assert listed == []
+
+
+@pytest.mark.parametrize("kind", ["receivers", "groups"])
+def test_another_name_at_the_newest_segment_lists_nothing_while_the_last_listing_will_do(
+    tmp_path: Path, listed: list[str], monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    with FileChannel.open(str(tmp_path / "jobs"), SMALL) as queue:
+        queue.append(MESSAGE)
+
+        def use(name: str) -> None:
+            here: Any = queue.ack_rx(name) if kind == "receivers" else queue.group(name)
+            assert here.take_many(1) if kind == "groups" else here.recv()
+            here.close()
+
+        monkeypatch.setattr(segments, "LISTING_SHARE", 1e9)
+        monkeypatch.setattr(segments, "LISTING_SECONDS", 1e9)
+        use("first")
+        listed.clear()
+        for number in range(20):
+            use(f"n{number}")
+        assert listed == []
+        position = queue.append(MESSAGE)  # a segment of its own, which nobody has listed
+        assert Walk(queue.folder).read(position, 1).positions.tolist() == [position]
 
 
 @pytest.mark.parametrize("ends", ["end", "each its own"])
