@@ -268,10 +268,10 @@ class Outgoing(Sink):
         elif flight.stored is not None:
             flight.run = None  # the journal has it
         if dup and self.session is not None and not self._may_receive(self.session, run):
-            self._lose(flight, "not authorized")
+            self._lose(flight, "not authorized", run)
             return
         if dup and not self._fits(run, flight.identifiers):
-            self._transmit_in_halves(flight)
+            self._transmit_in_halves(flight, run)
             return
         topic, properties = self._head(run, flight.identifiers, waits=True)
         flags = dup << 3 | flight.qos << 1 | flight.retain
@@ -281,10 +281,10 @@ class Outgoing(Sink):
             self.session.delivered += flight.count
         self.sent(flight.count, run.payload_bytes, len(data))
 
-    def _transmit_in_halves(self, flight: Flight) -> None:
+    def _transmit_in_halves(self, flight: Flight, run: Run) -> None:
         """Send again what the client takes now of messages of which some are too large for it."""
         if flight.count == 1:
-            self._lose(flight, "packet too large")
+            self._lose(flight, "packet too large", run)
             return
         session = self.session
         assert session is not None
@@ -299,12 +299,15 @@ class Outgoing(Sink):
         broker = self.broker
         return broker.access is None or broker.may(session, "receive", run.topic.decode())
 
-    def _lose(self, flight: Flight, reason: str = "damaged") -> None:
+    def _lose(self, flight: Flight, reason: str = "damaged", run: Run | None = None) -> None:
         """Forget messages under way that cannot be sent again."""
         session = self.session
         assert session is not None
         self.outstanding -= flight.count
-        self.broker.count_drop(reason, flight.count)
+        if run is None:
+            self.broker.count_drop(reason, flight.count)
+        else:
+            self.broker.drop(session, run, reason, flight.count)
         session.exchange.replay(flight.first, flight.count, done=True)
         self.broker.journal.done(session, flight.first, flight.count, reason)
 
