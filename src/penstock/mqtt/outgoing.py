@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from penstock.errors import PenstockError
@@ -17,7 +17,7 @@ from penstock.kernel.mqttrelay import Sink
 from penstock.mqtt import packets as p
 from penstock.mqtt.codec import LARGEST, encode
 from penstock.mqtt.exchange import Flight
-from penstock.mqtt.gate import Answers
+from penstock.mqtt.gate import Answers, Ticket
 from penstock.mqtt.packets import Properties
 from penstock.mqtt.properties import encode_varint
 from penstock.mqtt.reasons import Reason
@@ -372,7 +372,9 @@ class Outgoing(Sink):
         self._counts.bytes_sent += len(data)
         self.answer(data)
 
-    def _acknowledge_publish(self, first: int, packet_id: int, count: int, reason: int) -> None:
+    def _acknowledge_publish(
+        self, first: int, packet_id: int, count: int, reason: int, also: Sequence[Ticket] = ()
+    ) -> None:
         """Acknowledge what the client published, when everything has it that must."""
         if not self.broker.gate.waits:
             self._acknowledge(first, packet_id, count, reason)
@@ -381,7 +383,11 @@ class Outgoing(Sink):
         data = ack_run(first, packet_id, count, reason)
         self._counts.bytes_sent += len(data)
         session = self.session
-        self.answers.acknowledge(data, lambda code: self._refuse_publish(session, first, packet_id, count, code))
+        tickets = self.answers.acknowledge(
+            data, lambda code: self._refuse_publish(session, first, packet_id, count, code), also
+        )
+        if tickets and first == 0x50 and session is not None:
+            session.note_unsettled(range(packet_id, packet_id + count), tickets)
 
     def _refuse_publish(self, session: Session | None, first: int, packet_id: int, count: int, reason: int) -> None:
         """Tell that a publish was not kept: version 5 has a reason code, the others are closed without an answer.
