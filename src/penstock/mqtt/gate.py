@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -115,8 +115,11 @@ class Answers(Protocol):
         While the disk takes nothing they leave at once, unless something before them waits.
         """
 
-    def acknowledge(self, data: bytes, refuse: Callable[[int], None]) -> None:
-        """Send the acknowledgement of a publish; its tickets are those asked for since the one before."""
+    def acknowledge(self, data: bytes, refuse: Callable[[int], None], also: Sequence[Ticket] = ()) -> list[Ticket]:
+        """Send the acknowledgement of a publish; its tickets are those asked for since the one before, and ``also``.
+
+        They are returned: the same message may come again while some are open.
+        """
 
     def call(self, action: Callable[[], None]) -> None:
         """Do something when everything before it has left."""
@@ -155,8 +158,14 @@ class _Straight:
         self._connection.write(data)
         return True
 
-    def acknowledge(self, data: bytes, refuse: Callable[[int], None]) -> None:  # noqa: ARG002  (nothing refuses)
+    def acknowledge(
+        self,
+        data: bytes,
+        refuse: Callable[[int], None],  # noqa: ARG002  (nothing refuses)
+        also: Sequence[Ticket] = (),  # noqa: ARG002
+    ) -> list[Ticket]:
         self._connection.write(data)
+        return []
 
     def call(self, action: Callable[[], None]) -> None:
         action()
@@ -216,11 +225,13 @@ class _Held:
         """Whether the gate is shut for long, and nothing of this connection waits at it."""
         return bool(self._gate.trouble) and self._behind is None and not self._gate.holds(self)
 
-    def acknowledge(self, data: bytes, refuse: Callable[[int], None]) -> None:
+    def acknowledge(self, data: bytes, refuse: Callable[[int], None], also: Sequence[Ticket] = ()) -> list[Ticket]:
         gate = self._gate
         tickets, gate.tickets = gate.tickets, []
+        tickets += also
         gate.held_bytes += len(data)
         gate.hold(self, _PublishAck(data, refuse, tickets))
+        return tickets
 
     def call(self, action: Callable[[], None]) -> None:
         self._gate.hold(self, action)

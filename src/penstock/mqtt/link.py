@@ -287,7 +287,7 @@ class Link(Handshake):
                 if self._state is ConnectionState.OPEN:
                     self._publish_exactly_once(tail, session)
             else:
-                self._acknowledge(0x50, run.first_id, 1)
+                self._acknowledge_publish(0x50, run.first_id, 1, 0, session.open_tickets(run.first_id))
             return
         if len(received) + run.count > broker.options.receive_maximum and self.version5:
             self.disconnect(Reason.RECEIVE_MAXIMUM_EXCEEDED, f"more than {broker.options.receive_maximum} at once")

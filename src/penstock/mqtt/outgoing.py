@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from penstock.errors import PenstockError
@@ -17,7 +17,7 @@ from penstock.kernel.mqttrelay import Sink
 from penstock.mqtt import packets as p
 from penstock.mqtt.codec import LARGEST, encode
 from penstock.mqtt.exchange import Flight
-from penstock.mqtt.gate import Answers
+from penstock.mqtt.gate import Answers, Ticket
 from penstock.mqtt.packets import Properties
 from penstock.mqtt.properties import encode_varint
 from penstock.mqtt.reasons import Reason
@@ -268,10 +268,10 @@ class Outgoing(Sink):
         elif flight.stored is not None:
             flight.run = None  # the journal has it
         if dup and self.session is not None and not self._may_receive(self.session, run):
-            self._lose(flight, "not authorized")
+            self._lose(flight, "not authorized", run)
             return
         if dup and not self._fits(run, flight.identifiers):
-            self._transmit_in_halves(flight)
+            self._transmit_in_halves(flight, run)
             return
         topic, properties = self._head(run, flight.identifiers, waits=True)
         flags = dup << 3 | flight.qos << 1 | flight.retain
@@ -281,10 +281,10 @@ class Outgoing(Sink):
             self.session.delivered += flight.count
         self.sent(flight.count, run.payload_bytes, len(data))
 
-    def _transmit_in_halves(self, flight: Flight) -> None:
+    def _transmit_in_halves(self, flight: Flight, run: Run) -> None:
         """Send again what the client takes now of messages of which some are too large for it."""
         if flight.count == 1:
-            self._lose(flight, "packet too large")
+            self._lose(flight, "packet too large", run)
             return
         session = self.session
         assert session is not None
@@ -299,12 +299,15 @@ class Outgoing(Sink):
         broker = self.broker
         return broker.access is None or broker.may(session, "receive", run.topic.decode())
 
-    def _lose(self, flight: Flight, reason: str = "damaged") -> None:
+    def _lose(self, flight: Flight, reason: str = "damaged", run: Run | None = None) -> None:
         """Forget messages under way that cannot be sent again."""
         session = self.session
         assert session is not None
         self.outstanding -= flight.count
-        self.broker.count_drop(reason, flight.count)
+        if run is None:
+            self.broker.count_drop(reason, flight.count)
+        else:
+            self.broker.drop(session, run, reason, flight.count)
         session.exchange.replay(flight.first, flight.count, done=True)
         self.broker.journal.done(session, flight.first, flight.count, reason)
 
@@ -369,7 +372,9 @@ class Outgoing(Sink):
         self._counts.bytes_sent += len(data)
         self.answer(data)
 
-    def _acknowledge_publish(self, first: int, packet_id: int, count: int, reason: int) -> None:
+    def _acknowledge_publish(
+        self, first: int, packet_id: int, count: int, reason: int, also: Sequence[Ticket] = ()
+    ) -> None:
         """Acknowledge what the client published, when everything has it that must."""
         if not self.broker.gate.waits:
             self._acknowledge(first, packet_id, count, reason)
@@ -378,7 +383,11 @@ class Outgoing(Sink):
         data = ack_run(first, packet_id, count, reason)
         self._counts.bytes_sent += len(data)
         session = self.session
-        self.answers.acknowledge(data, lambda code: self._refuse_publish(session, first, packet_id, count, code))
+        tickets = self.answers.acknowledge(
+            data, lambda code: self._refuse_publish(session, first, packet_id, count, code), also
+        )
+        if tickets and first == 0x50 and session is not None:
+            session.note_unsettled(range(packet_id, packet_id + count), tickets)
 
     def _refuse_publish(self, session: Session | None, first: int, packet_id: int, count: int, reason: int) -> None:
         """Tell that a publish was not kept: version 5 has a reason code, the others are closed without an answer.

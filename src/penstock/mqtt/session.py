@@ -19,6 +19,7 @@ from penstock.mqtt.packets import Will
 from penstock.mqtt.routes import Subscription
 
 if TYPE_CHECKING:
+    from penstock.mqtt.gate import Ticket
     from penstock.mqtt.journal import Stored
     from penstock.mqtt.options import BrokerOptions
     from penstock.mqtt.outgoing import Outgoing
@@ -27,6 +28,8 @@ __all__ = ["Session", "Budget", "Waiting", "Drop", "NEVER"]
 
 NEVER: Final = 0xFFFFFFFF
 """A session expiry of this many seconds is none."""
+MOST_UNSETTLED: Final = 256
+"""Runs of QoS 2 that may wait at once and be known when they come again."""
 MOST_DROPS: Final = 16
 """How many drops a session remembers."""
 
@@ -125,6 +128,7 @@ class Session(Outlet):
         "replays",
         "resend",
         "subscriptions",
+        "unsettled",
         "username",
         "will",
         "will_at",
@@ -146,6 +150,8 @@ class Session(Outlet):
         self.exchange = Exchange()
         self.received: set[int] = set()
         """Packet ids of QoS 2 messages that were taken and not released yet."""
+        self.unsettled: deque[tuple[range, list[Ticket]]] | None = None
+        """The last of them, and what their acknowledgement waits for."""
         self.queue: deque[Waiting] = deque()
         self.queued_messages = self.queued_bytes = 0
         self.resend: int | None = None
@@ -164,6 +170,19 @@ class Session(Outlet):
 
     def __eq__(self, other: object) -> bool:
         return self is other
+
+    def note_unsettled(self, ids: range, tickets: list[Ticket]) -> None:
+        """Remember what the acknowledgement of QoS 2 messages waits for, as long as it does."""
+        if self.unsettled is None:
+            self.unsettled = deque(maxlen=MOST_UNSETTLED)
+        while self.unsettled and not any(ticket.open for ticket in self.unsettled[0][1]):
+            self.unsettled.popleft()
+        self.unsettled.append((ids, tickets))
+
+    def open_tickets(self, packet_id: int) -> list[Ticket]:
+        """Return what the acknowledgement of a QoS 2 message still waits for."""
+        found = [tickets for ids, tickets in self.unsettled or () if packet_id in ids]
+        return [ticket for tickets in found for ticket in tickets if ticket.open]
 
     @property
     def persistent(self) -> bool:

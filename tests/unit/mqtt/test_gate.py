@@ -221,6 +221,31 @@ def test_a_ticket_that_is_refused_says_so_and_frees_the_packet_id(qos: int) -> N
     assert acks(old) == []
 
 
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_message_that_comes_again_waits_for_what_it_waited_for_the_first_time(refused: bool) -> None:
+    world = Gated()
+    tap = Tap(world)
+    keep: Any = {"clean": False, "properties": p.Properties(session_expiry=1000)}
+    pub = world.device("pub", **keep)
+    for number in (4, 5, 6):
+        pub.publish("a", b"%d" % number, 2, number)
+    world.loop.run()
+    tap.tickets[0].done()
+    pub.drop()
+    pub = world.device("pub", **keep)
+    for number in (4, 5, 6):
+        pub.publish("a", b"%d" % number, 2, number, dup=True)
+    world.loop.run()
+    assert acks(pub) == [(4, 0)]
+    assert len(tap.tickets) == 3
+    if refused:
+        tap.tickets[1].refuse(Reason.QUOTA_EXCEEDED)
+    tap.tickets[1].done()
+    tap.tickets[2].done()
+    assert acks(pub) == [(5, 0x97 if refused else 0), (6, 0)]
+    assert world.broker.sessions["pub"].received == ({4, 6} if refused else {4, 5, 6})
+
+
 def test_a_ticket_that_is_refused_when_its_client_is_gone_frees_the_packet_id() -> None:
     world = Gated()
     tap = Tap(world)
