@@ -56,6 +56,7 @@ def serve(
 
 async def _serve(folder: str, options: ChannelServerOptions, modulator: str | None, *, as_json: bool) -> None:
     import asyncio
+    import resource
     import signal
 
     from penstock.channels.wire import ChannelServer
@@ -72,6 +73,9 @@ async def _serve(folder: str, options: ChannelServerOptions, modulator: str | No
             stderr.print(problem)
 
     loop.add_signal_handler(signal.SIGHUP, reload)
+    most, files = options.wire.max_connections, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if files != resource.RLIM_INFINITY and files < most:  # those above it are closed without a word, to them and to us
+        stderr.print(f"max_connections={most}, but this process may open no more than {files} files (ulimit -n)")
     await server.start()
     if as_json:
         emit_json({"event": "ready", "listeners": server.addresses})

@@ -259,8 +259,12 @@ def config(
 def acl(
     channel: Channel,
     kind: Annotated[str, typer.Argument(help="join, publish or read.")],
-    add: Annotated[list[str] | None, typer.Option(help="A name or a whole domain; repeatable.", metavar="NID")] = None,
-    remove: Annotated[list[str] | None, typer.Option(help="A name or a domain; repeatable.", metavar="NID")] = None,
+    add: Annotated[
+        list[str] | None, typer.Option(help="ann@localhost, or a whole domain; repeatable.", metavar="NID")
+    ] = None,
+    remove: Annotated[
+        list[str] | None, typer.Option(help="ann@localhost, or a domain; repeatable.", metavar="NID")
+    ] = None,
     server: Server = HERE, user: User = None, token: Token = None, ca: Ca = None, insecure: Insecure = False,
     json: JsonOption = False,
 ) -> None:  # fmt: skip

@@ -385,6 +385,14 @@ def test_a_server_opens_as_many_files_as_it_may(tmp_path: Path) -> None:
         assert server.stop() == 0
 
 
+def test_a_server_that_cannot_open_enough_files_says_so(tmp_path: Path) -> None:
+    few = ("sh", "-c", 'ulimit -n 256; exec "$@"', "sh")
+    server = Server(tmp_path / "data", "--port", "-1", "--plain-port", "0", through=few)
+    server.process.terminate()
+    said = server.process.communicate(timeout=60)[1].decode()
+    assert "max_connections=10000, but this process may open no more than 256 files" in said
+
+
 def test_the_log_is_json_where_the_configuration_says_so(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text('[telemetry.logging]\nlevel = "debug"\nformat = "json"\n')
     server = Server(tmp_path / "data", "--port", "0", "--config", str(tmp_path / "config.toml"))
