@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
+import subprocess
 from pathlib import Path
 
-from command import penstock
+import pytest
+from command import PENSTOCK, penstock
 from node_use import PORTS, ask, node
 
 from penstock.log.envelope import CONTENT, Envelope, encode_envelope
@@ -43,6 +46,32 @@ def test_a_second_node_on_the_data_directory_is_refused(tmp_path: Path) -> None:
     with node(tmp_path):
         done = penstock("serve", "--data", tmp_path / "data", *PORTS)
     assert (done.returncode, "another node serves this data directory" in done.stderr) == (1, True)
+
+
+@pytest.mark.parametrize(
+    "words", [["serve", *PORTS], ["mqtt", "serve", "--port", "0"], ["channels", "serve", "--port", "0"]],
+    ids=["node", "mqtt", "channels"],
+)  # fmt: skip
+def test_a_hangup_ends_no_server_that_is_still_being_loaded(tmp_path: Path, words: list[str]) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal, sys\n"
+        "class Hangup:\n"
+        "    @staticmethod\n"
+        "    def find_spec(name, path=None, target=None):\n"
+        "        if name == 'penstock.net':\n"
+        "            os.kill(os.getpid(), signal.SIGHUP)\n"
+        "sys.meta_path.insert(0, Hangup)\n"
+    )
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    command = [*PENSTOCK, *words, "--data", str(tmp_path / "data"), "--json"]
+    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        try:
+            assert json.loads(process.stdout.readline())["event"] == "ready"
+            process.terminate()
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
 
 
 def test_a_part_that_cannot_start_says_so_and_the_rest_serves_or_nothing_does(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.output import emit_json, stderr
+from penstock.cli.output import emit_json, ignore_early_hangups, stderr
 from penstock.errors import OptionsError
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ def serve(
 
     SIGHUP loads certificates and the modulator again.
     """
+    ignore_early_hangups()
     from penstock.channels.wire.config import load_config, modulator_class, options_of, text_of
 
     found = load_config(config, os.environ)

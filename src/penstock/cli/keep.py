@@ -32,7 +32,9 @@ def backup(
     The copy is read again and compared with the original, record by record, before it gets its name.
     """
     from penstock.node.backup import back_up
+    from penstock.node.version import require_node
 
+    require_node(data)
     report = back_up(data, target, lambda step: None if json else stderr.print(f"{step} …"))
     if json:
         emit_json(report)
@@ -85,16 +87,11 @@ def erase(
     In folds, buckets and retained messages, with --logs in logs, with --lake in tables. Backups and shipped segments
     are not touched; they are named as not erased.
     """
-    import os
-
     from penstock.node.erase import Erased, erase_key, left_behind
     from penstock.node.node import hold_data
-    from penstock.node.version import FILE
+    from penstock.node.version import require_node
 
-    if not os.path.isdir(data):
-        raise OptionsError(f"{data}: there is no such data directory")
-    if not os.path.exists(os.path.join(data, FILE)):
-        raise OptionsError(f"{data}: this is not the data directory of a node")
+    require_node(data)
     tables = {table: _table_with_keys(table) for table in lake or ()}  # before anything is erased
     with hold_data(data):
         found = erase_key(data, key, logs=logs, topics=topic or (), outside=outside)

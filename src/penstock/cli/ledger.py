@@ -40,16 +40,16 @@ def ledger(
 
     It reads logs, cursors and stores, whether the node runs or not, and changes nothing.
     """
-    import os
     import time
 
     import msgspec
 
     from penstock.node.ledger import read_ledger
+    from penstock.node.version import require_node
 
-    if not os.path.isdir(data):
-        raise OptionsError(f"{data}: there is no such data directory")
-    counts = read_ledger(data, None if since is None else _since(since, time.time_ns()))
+    begin = None if since is None else _since(since, time.time_ns())
+    require_node(data)
+    counts = read_ledger(data, begin)
     if json:
         for one in counts:
             emit_json(msgspec.structs.asdict(one))

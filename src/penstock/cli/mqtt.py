@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli import mqtt_client, mqtt_feed
-from penstock.cli.output import JsonOption, emit_json, print_facts, say_problem, stderr, stdout
+from penstock.cli.output import JsonOption, emit_json, ignore_early_hangups, print_facts, say_problem, stderr, stdout
 from penstock.errors import OptionsError
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ def serve(
 
     Example: penstock mqtt serve --data broker --sync always
     """
+    ignore_early_hangups()
     from penstock.mqtt.serve import serve as run_server
     from penstock.net.loop import run
 

@@ -28,6 +28,7 @@ __all__ = [
     "emit_lines",
     "emit_text",
     "fail",
+    "ignore_early_hangups",
     "json_line",
     "plain_handler",
     "print_facts",
@@ -102,6 +103,13 @@ def emit_lines(lines: Iterable[bytes]) -> None:
     if sys.stdout.isatty():
         lines = (visible(line.removesuffix(b"\n")).encode() + b"\n" for line in lines)
     _write(b"".join(lines))
+
+
+def ignore_early_hangups() -> None:
+    """Let SIGHUP end no server that is still being loaded: what it asks for, reading files, is about to be done."""
+    import signal
+
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 def emit_text(lines: Iterable[str]) -> None:

@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.output import PROBLEM, JsonOption, emit_json, emit_lines, emit_text, say_problem, stderr, stdout
+from penstock.cli.output import (
+    PROBLEM,
+    JsonOption,
+    emit_json,
+    emit_lines,
+    emit_text,
+    ignore_early_hangups,
+    say_problem,
+    stderr,
+    stdout,
+)
 from penstock.errors import NotFoundError, OptionsError
 
 if TYPE_CHECKING:
@@ -47,6 +57,7 @@ def serve(
 
     SIGHUP reads the configuration, passwords, rules and certificates again. /readyz says whether it can take work.
     """
+    ignore_early_hangups()
     from penstock.cli.channels_serve import add_working_folder
     from penstock.net.loop import run
     from penstock.node.config import load_config

@@ -52,12 +52,13 @@ def read_small(path: str, most: int = SMALL) -> bytes:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except ValueError:
         raise OptionsError(f"{path!r}: no path has a zero byte in it") from None
-    with os.fdopen(fd, "rb") as file:
-        mode = os.fstat(fd).st_mode
+    mode = os.fstat(fd).st_mode
+    if not stat_bits.S_ISREG(mode):
+        os.close(fd)
         if stat_bits.S_ISDIR(mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-        if not stat_bits.S_ISREG(mode):
-            raise OSError(errno.EINVAL, "not a file", path)
+        raise OSError(errno.EINVAL, "not a file", path)
+    with os.fdopen(fd, "rb") as file:
         data = file.read(most + 1)
     if len(data) > most:
         raise OptionsError(f"{path}: it is longer than {most} bytes, which such a file never is")

@@ -93,7 +93,7 @@ def load_config(path: str | None, overrides: Mapping[str, Any] | None = None) ->
         except FileNotFoundError:
             raise NotFoundError(f"{path}: there is no such configuration; penstock init writes one") from None
         except (OSError, UnicodeDecodeError) as exc:
-            raise OptionsError(f"{path}: {exc}") from None
+            raise OptionsError(f"{path}: {getattr(exc, 'strerror', None) or exc}") from None
     table, mistakes = read_table(text, os.environ)
     for key, value in (overrides or {}).items():
         *names, last = key.split(".")

@@ -9,9 +9,9 @@ import msgspec
 
 from penstock.disk import disk_for, save_atomically
 from penstock.disk.plain import read_whole
-from penstock.errors import CorruptionError, UnsupportedError
+from penstock.errors import CorruptionError, OptionsError, UnsupportedError
 
-__all__ = ["FORMAT", "check_version"]
+__all__ = ["FORMAT", "check_version", "require_node"]
 
 FORMAT: Final = 1
 """Raised when an older release could not read what this one writes; docs/howto/operate.md says what to do then."""
@@ -20,6 +20,19 @@ FILE: Final = "penstock-format.json"
 
 class _Version(msgspec.Struct, forbid_unknown_fields=False):
     format: int
+
+
+def require_node(data: str) -> None:
+    """Refuse a folder that no node has made.
+
+    >>> require_node("/nowhere")
+    Traceback (most recent call last):
+    penstock.errors.OptionsError: /nowhere: there is no such data directory
+    """
+    if not os.path.isdir(data):
+        raise OptionsError(f"{data}: there is no such data directory")
+    if not os.path.exists(os.path.join(data, FILE)):
+        raise OptionsError(f"{data}: this is not the data directory of a node")
 
 
 def check_version(data: str, *, note: bool = True) -> int:

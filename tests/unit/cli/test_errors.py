@@ -73,6 +73,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("pipeline run nothing ticks", 2, "nothing: not one of aggregate, audit"),
         ("pipeline run os:getcwd ticks --every 1", 2, "--every is for a stream"),
         ("pipeline run os:getcwd ticks --set limit", 2, "'limit': write it as name=value"),
+        ("ledger empty", 2, "empty: this is not the data directory of a node"),
+        ("backup empty copy", 2, "empty: this is not the data directory of a node"),
         ("health --http here", 2, "--http here: must be HOST:PORT"),
         ("health --http 127.0.0.1:70000", 2, "port 70000 does not exist"),
         ("health --http 127.0.0.1:1 --token a\tb", 2, "--token: it has characters that no header can"),

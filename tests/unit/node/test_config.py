@@ -285,6 +285,12 @@ def test_a_mistake_in_the_environment_names_its_variable() -> None:
     assert (second.key, second.reason) == ("PENSTOCK__MQTT__PRT", "there is no such key; did you mean port?")
 
 
+def test_a_folder_in_the_place_of_a_configuration_is_named(tmp_path: Path) -> None:
+    with pytest.raises(OptionsError) as caught:
+        load_config(str(tmp_path))
+    assert str(caught.value) == f"{tmp_path}: Is a directory"
+
+
 def test_what_no_value_can_be_is_a_mistake_and_no_end() -> None:
     digits = "9" * 5000  # more than Python reads
     assert "more digits" in str(check_config(f"[mqtt]\nport = {digits}\n", {})[1][0])

@@ -170,7 +170,7 @@ class MessageLogReader(ClosingHandle):
         Like the original it begins with the oldest entry there is when ``from_seq`` is below it.
         """
         left, want = limit, max(from_seq, 1)
-        while left > 0:
+        while left > 0 and want < 1 << 64:
             with self._lock:
                 self._check_open()
                 found = self._find(want, min(left, 4096))
@@ -182,8 +182,6 @@ class MessageLogReader(ClosingHandle):
                 yield LogEntry(seq, ms, bytes(view[start : start + length]), bytes(view[at : at + size]))
             left -= found.count
             want = found.last_seq + 1
-            if want >= 1 << 64:
-                return
 
     def tail(
         self,

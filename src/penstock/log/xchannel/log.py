@@ -162,13 +162,17 @@ class XChannelLog(Handle):
 
     def skip_damage(self, position: int) -> tuple[int, Problem] | None:
         """Return where reading goes on behind damage at ``position``: at the next region or file."""
+        sequence, offset = split_position(position)
+        file = file_path(self.path, sequence)
+        found = self._disk.stat(file)
         try:
+            if found is not None and found.size == offset:
+                raise CorruptionError(file, offset, "the file ends where its next region should begin")
             with Reader.open(self.path, position, disk=self._disk) as reader:
                 problem = reader.skip_damage()
                 return None if problem is None else (reader.position, problem)
         except CorruptionError as exc:  # a header, or nothing lies behind it
-            later = (number for number in self._sequences() if number > split_position(position)[0])
-            following = next(later, None)
+            following = next((number for number in self._sequences() if number > sequence), None)
             if following is None:
                 return None
             return position_of(following, FIRST_SLOT), Problem(exc.file, exc.byte, exc.reason)

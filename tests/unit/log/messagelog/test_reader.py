@@ -200,7 +200,7 @@ def test_limits_of_reads(tmp_path: Path) -> None:
         assert len(reader.read(1, 0)) == 0
         assert len(reader.read(4)) == 0
         assert reader.read(4).next_position == 4
-        assert list(reader.entries(1, 0)) == []
+        assert list(reader.entries(1, 0)) == list(reader.entries(1 << 64)) == list(reader.entries(10**30)) == []
         with pytest.raises(OptionsError, match="2\\^63"):
             reader.read(1 << 63)
 

@@ -271,3 +271,25 @@ def step_over(reader: Reader) -> None:
 
 def vectors_bytes(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if "penstock-" not in path.name}
+
+
+def read_all(log: XChannelLog) -> tuple[int, bool]:
+    """Return how many records a log gives, and whether it stopped with an error."""
+    at, count = log.first_position, 0
+    try:
+        while len(batch := log.read(at)):
+            at, count = batch.next_position, count + len(batch)
+    except CorruptionError:
+        return count, True
+    return count, False
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_log_that_passes_over_damage_comes_to_its_end_and_names_it(name: str, tmp_path: Path) -> None:
+    """Also where a record ends with the file, which is no place that one can go to."""
+    path = vectors.restore(name, tmp_path)
+    with XChannelLog(path) as strict, XChannelLog(path, on_damage="skip") as log:
+        before, stopped = read_all(strict)
+        count, failed = read_all(log)
+        assert (failed, bool(log.damage)) == (False, stopped)
+        assert count >= before
