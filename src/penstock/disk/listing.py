@@ -13,7 +13,6 @@ names of a large folder are remembered, and given out again
 from __future__ import annotations
 
 import bisect
-import itertools
 import time
 from typing import Final, NamedTuple
 
@@ -75,5 +74,7 @@ def names_from(disk: ReadDisk, folder: str, prefix: str, *, again: bool = False)
 
 
 def _beginning(names: list[str], prefix: str) -> list[str]:
-    start = bisect.bisect_left(names, prefix)
-    return list(itertools.takewhile(lambda name: name.startswith(prefix), itertools.islice(names, start, None)))
+    start = end = bisect.bisect_left(names, prefix)
+    while end < len(names) and names[end].startswith(prefix):
+        end += 1
+    return names[start:end]

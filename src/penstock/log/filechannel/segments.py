@@ -390,9 +390,10 @@ class Walk:
         begin = self.folder.begin(index + 1)
         if begin is not None:
             return index + 1, begin
-        for later in itertools.islice(known := self.folder.indexes(), bisect.bisect_right(known, index), None):
-            if (begin := self.folder.begin(later)) is not None:
-                return later, begin
+        known = self.folder.indexes()
+        for place in range(bisect.bisect_right(known, index), len(known)):
+            if (begin := self.folder.begin(known[place])) is not None:
+                return known[place], begin
         return None
 
     def _scan(self, position: int, limit: int, bound: int | None, want: int) -> Batch:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterator
-from itertools import islice
 from typing import Final
 
 from penstock.disk import ReadDisk
@@ -198,11 +197,8 @@ class LogFolder:
             if last is None or last < want:
                 break
             index -= 1
-        numbers = self.numbers
-        return (
-            (number, numbers[at + 1] if at + 1 < len(numbers) else None)
-            for at, number in enumerate(islice(numbers, index, None), index)
-        )
+        numbers = self.numbers  # by their index: to step over those before would take longer with each segment
+        return ((numbers[at], numbers[at + 1] if at + 1 < len(numbers) else None) for at in range(index, len(numbers)))
 
 
 class _Way:

@@ -252,6 +252,21 @@ def test_reading_in_segments_that_are_known_costs_one_look_at_the_file(tmp_path:
             assert disk.calls == ["stat"]
 
 
+class Numbers(list[int]):
+    """Numbers of segments that nobody may walk over."""
+
+    def __iter__(self) -> Any:
+        raise AssertionError("a read looks at its segment, and not at all before it")
+
+
+def test_a_read_does_not_step_over_the_segments_before_it(tmp_path: Path) -> None:
+    with MessageLog.open(tmp_path / "log", MessageLogOptions(segment_bytes=200)) as log:
+        log.append_many([b"x" * 190] * 50)
+    with MessageLogReader(tmp_path / "log") as reader:
+        reader._folder.numbers = Numbers(reader._folder.numbers)
+        assert [reader.read(number, 1).positions.tolist() for number in (30, 31, 7)] == [[30], [31], [7]]
+
+
 def test_an_active_segment_that_is_cut_and_written_anew_is_read_anew(tmp_path: Path) -> None:
     path = tmp_path / (segment_name(1) + ".log")
     entry = kernel.messagelog.encode_one
