@@ -319,7 +319,11 @@ class ChannelServer:
         try:
             self._next = self._successor(reload_modulator(self._modulator_name))
         except Exception as exc:  # noqa: BLE001 - it is anyone's code, and half written perhaps
-            return [f"modulator {self._modulator_name}: {exc!r}; the one in use stays"]
+            prefix, said = (
+                f"modulator {self._modulator_name}: ",
+                str(exc) if isinstance(exc, PenstockError) else repr(exc),
+            )
+            return [f"{prefix}{said.removeprefix(prefix)}; the one in use stays"]
         return []
 
     def _endpoints(self) -> list[Endpoint]:
