@@ -182,7 +182,7 @@ def sync_segment(disk: Disk, segment: LocalSegment, *, folder: bool = True) -> N
         disk.sync_folder(folder_of(segment.path))
 
 
-def survey(log: LogReader, segment: LocalSegment) -> dict[str, Any]:
+def survey(disk: Disk, log: LogReader, segment: LocalSegment) -> dict[str, Any]:
     """Return what an entry says of the records in a segment: how many, from when to when, where it can be cut."""
     at, records, times = segment.first, 0, []
     while at < segment.next:
@@ -196,10 +196,20 @@ def survey(log: LogReader, segment: LocalSegment) -> dict[str, Any]:
         if inside < len(batch):
             break
         at = batch.next_position
-    cuts = log.cut(segment.first, segment.next, CUT_BYTES) if isinstance(log, Cuttable) else [(segment.first, 0)]
     return {
         "records": records,
         "min_time_ns": min(times, default=None),
         "max_time_ns": max(times, default=None),
-        "cuts": tuple(cuts),
+        "cuts": tuple(_cuts(disk, log, segment)),
     }
+
+
+def _cuts(disk: Disk, log: LogReader, segment: LocalSegment) -> list[tuple[int, int]]:
+    """Return where spans of a segment begin; a log is asked only about a long one, because it lists its folder."""
+    if log.format == "messagelog":
+        found = disk.stat(segment.path)
+        if found is not None and found.size <= CUT_BYTES:
+            return [(segment.first, found.size)]
+    elif log.format == "filechannel" and segment.next - segment.first <= CUT_BYTES:
+        return [(segment.first, segment.next - segment.first)]  # its positions count bytes
+    return log.cut(segment.first, segment.next, CUT_BYTES) if isinstance(log, Cuttable) else [(segment.first, 0)]

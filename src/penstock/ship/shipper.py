@@ -378,7 +378,7 @@ class Shipper(ClosingHandle):
                         break
                     fail_point("ship.put.before")
                     sync_segment(self._disk, segment, folder=segment is segments[0])
-                    about = survey(self._log, segment)
+                    about = survey(self._disk, self._log, segment)
                     sent = [self._send(segment, path, digest) for path, digest in self._digests(segment)]
                     entries.append(self._entry(segment, about, sent))
             return entries
@@ -395,7 +395,7 @@ class Shipper(ClosingHandle):
                     first = segment is segments[0]
                     synced = self._pool.submit(sync_segment, self._disk, segment, folder=first)
                     left.append(synced)
-                    about = survey(self._log, segment)  # while it is synced, and those before it go up
+                    about = survey(self._disk, self._log, segment)  # while it is synced, and those before it go up
                     files = self._digests(segment)
                     going = [self._pool.submit(self._send, segment, path, digest) for path, digest in files]
                     left += going

@@ -562,3 +562,27 @@ def test_shipping_one_file_of_a_channel_does_not_look_at_the_others(
             spans = log.cut(log.first_position, log.next_position, 1)
             monkeypatch.setattr("penstock.log.xchannel.log.discover", lambda *_: pytest.fail("it looked at all"))
             assert log.cut(spans[0][0], spans[1][0], 1) == spans[:1]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_backlog_is_shipped_without_a_look_at_the_whole_folder_for_each_segment(format: str, tmp_path: Path) -> None:
+    from obstore.store import MemoryStore
+
+    from penstock.disk import PosixDisk
+
+    looks: dict[int, int] = {}
+
+    class Counting(PosixDisk):
+        def list(self, folder: str) -> list[str]:
+            looks[segments] = looks.get(segments, 0) + 1
+            return super().list(folder)
+
+    for segments in (5, 50):
+        path = tmp_path / f"{segments}"
+        with open_writer(format, path) as writer:
+            for start in range(segments):
+                fill(format, writer, start, 1)
+            with Shipper(path, Obstore(MemoryStore(), "memory://m"), disk=Counting()) as shipper:
+                looks[segments] = 0
+                assert shipper.step() == segments
+    assert looks[50] <= looks[5] + 2
