@@ -126,6 +126,9 @@ def main() -> None:
     except (PenstockError, OSError) as exc:
         say_problem(exc)
         sys.exit(PROBLEM)
+    except UnicodeEncodeError:  # what it is, is not said: it may be a password
+        say_problem("a word of the command is not UTF-8 and has to be")
+        sys.exit(WRONG_USE)
     except ModuleNotFoundError as exc:
         package = (exc.name or "").partition(".")[0]
         if package not in EXTRAS:

@@ -184,7 +184,9 @@ def scram(
     user: Annotated[str, typer.Argument(metavar="USER")],
     password: Annotated[str | None, typer.Argument(help="With -b.", metavar="[PASSWORD]")] = None,
     batch: Annotated[bool, typer.Option("-b", help="The password is the second word; others can see it.")] = False,
-    iterations: Annotated[int, typer.Option("--iterations", help="How dear a guess is.", min=4096)] = 4096,
+    iterations: Annotated[
+        int, typer.Option("--iterations", help="How dear a guess is.", min=4096, max=2**31 - 1)
+    ] = 4096,
     json: JsonOption = False,
 ) -> None:
     """Print what [scram] of a configuration holds for a user.

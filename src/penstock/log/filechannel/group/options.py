@@ -25,7 +25,7 @@ class GroupOptions:
     4.0
     >>> GroupOptions(lease_seconds=0)
     Traceback (most recent call last):
-    penstock.errors.OptionsError: lease_seconds=0: must be above 0
+    penstock.errors.OptionsError: lease_seconds=0: must be above 0 and below 1e9
     """
 
     # --- What the group promises
@@ -75,10 +75,10 @@ class GroupOptions:
     """The name under which this worker is shown; made of machine and process unless given."""
 
     def __post_init__(self) -> None:
-        if self.lease_seconds <= 0:
-            raise OptionsError(f"lease_seconds={self.lease_seconds}: must be above 0")
+        if not 0 < self.lease_seconds < 1e9:  # what a thread can wait for
+            raise OptionsError(f"lease_seconds={self.lease_seconds}: must be above 0 and below 1e9")
         for name in ("work_seconds", "max_tries", "retry_seconds", "retry_seconds_max"):
-            if getattr(self, name) < 0:
+            if not getattr(self, name) >= 0:
                 raise OptionsError(f"{name}={getattr(self, name)}: must not be negative")
         if self.max_unfinished < 1:
             raise OptionsError(f"max_unfinished={self.max_unfinished}: must be at least 1")
