@@ -315,8 +315,6 @@ CASES = {
     "folder of channels": folder_of_logs,
     "broker, retained": broker_topics,
 }
-LARGEST: dict[str, int] = {}
-"""Where a file for each takes minutes to make, not to use."""
 
 
 def main() -> None:
@@ -333,16 +331,14 @@ def main() -> None:
     for name, case in CASES.items():
         if arguments.only not in name:
             continue
-        fitting = [size for size in sizes if size <= LARGEST.get(name, sizes[-1])]
-        rows = [case(size) for size in fitting]
+        rows = [case(size) for size in sizes]
         for operation in rows[0]:
             values = [row[operation] for row in rows]
             if operation.startswith("descriptors"):
                 cells, exponent = [f"{value:.1f}" for value in values], ""
             else:
                 cells = [f"{value:,.3f} ms" for value in values]
-                exponent = f"{math.log(values[-1] / values[-2]) / math.log(fitting[-1] / fitting[-2]):.2f}"
-            cells += [""] * (len(sizes) - len(fitting))
+                exponent = f"{math.log(values[-1] / values[-2]) / math.log(sizes[-1] / sizes[-2]):.2f}"
             print(f"| {name} | {operation} | {' | '.join(cells)} | {exponent} |", flush=True)
 
 
