@@ -386,7 +386,7 @@ class TurnGate:
             self._failed(str(exc))
             return
         except Exception as exc:  # noqa: BLE001 - no memory, for one: whatever it is, the turn is not written
-            self._failed(f"{type(exc).__name__}: {exc}", exc)
+            self._failed(str(exc) or type(exc).__name__, exc)
             return
         if self.trouble:
             _log.warning("written again, after: %s", self.trouble)
