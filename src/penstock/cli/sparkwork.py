@@ -8,6 +8,7 @@ import glob
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 import warnings
@@ -124,17 +125,20 @@ def on_spark(
 class Interrupt:
     """Lets Ctrl-C and SIGTERM end a block as errors do: what was begun is ended, and of SIGTERM one line is said.
 
-    py4j turns what is raised in the middle of it into an error of its own, or drops it.  So it is raised again every
-    second until the block has begun to end, and whatever comes out of the block then is what was raised first.
+    py4j turns what is raised in the middle of it into an error of its own, or drops it, and what is raised in a
+    callback of Python, as at a fork, is only printed.  So it is raised again every second until the block has begun to
+    end, and whatever comes out of the block then is what was raised first.
     """
 
     def __init__(self) -> None:
         self._error: BaseException | None = None
         self._before: dict[int, Any] = {}
+        self._unraisable = sys.unraisablehook
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+            self._unraisable, sys.unraisablehook = sys.unraisablehook, self._pass
             self.take()
         return self
 
@@ -152,10 +156,16 @@ class Interrupt:
         self.settle()
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        if self._before:
+            sys.unraisablehook = self._unraisable
         if self._error is not None:
             if isinstance(self._error, SystemExit):
                 stderr.print(ENDED, soft_wrap=True)
             raise self._error from None
+
+    def _pass(self, unraisable: sys.UnraisableHookArgs) -> None:
+        if self._error is None or unraisable.exc_value is not self._error:
+            self._unraisable(unraisable)
 
     def _leave(self, number: int, _: object) -> NoReturn:
         logging.disable()  # py4j would tell where it was interrupted, and PySpark that it was
