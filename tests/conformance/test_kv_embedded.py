@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,8 +32,10 @@ class TestEmbeddedInMemory(TestEmbedded):
     """The disk is only a seam: a bucket on the memory disk keeps the same promises."""
 
     @pytest.fixture(autouse=True)
-    def _memory(self) -> None:
+    def _memory(self) -> Iterator[None]:
         self.disk = MemoryDisk()
+        yield
+        del self.disk  # pytest keeps this object; each file of a memory disk has a descriptor
 
     def new_connection(self) -> KvConnection:
         return EmbeddedConnection("buckets", EmbeddedOptions(sync="none"), disk=self.disk)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hypothesis import given, settings, strategies as st
+from queue_use import lose_power
 
 from penstock.disk import MemoryDisk
 from penstock.log.filechannel import ChannelOptions, FileChannel
@@ -55,8 +56,7 @@ def test_a_synced_message_survives_a_power_cut_and_nothing_is_invented(
             acked = received
 
     disk.cut_power(seed=seed, keep=keep)
-    rx.forked()
-    channel.forked()
+    lose_power(channel, rx)
     with FileChannel.open("c", options, disk=disk) as again:
         found = [p for batch in again.rx().batches(timeout=0) for p in batch.to_payloads()]
         assert len(found) >= promised

@@ -10,6 +10,7 @@ import contextlib
 import pytest
 from blake3 import blake3
 from edge_use import Killed
+from queue_use import lose_power
 from ship_use import fill, read_all
 
 from penstock.disk import MemoryDisk
@@ -88,7 +89,7 @@ def test_what_a_head_names_survives_a_power_cut_on_both_sides(format: str, point
 
     here.cut_power(seed=len(point), keep=keep)
     there.cut_power(seed=len(point) + 1, keep=keep)
-    writer.forked()
+    lose_power(writer) if isinstance(writer, FileChannel) else writer.forked()
     found = read_head(store, "log")
     if found is not None:
         with ShippedLog("up/log", store) as shipped:

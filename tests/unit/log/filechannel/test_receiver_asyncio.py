@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from queue_use import FAST, drain
+from queue_use import FAST, drain, lose_power
 
 from penstock.disk import MemoryDisk
 from penstock.errors import (
@@ -166,8 +166,7 @@ def test_an_ack_from_asyncio_is_kept_and_waits_for_the_disk_on_a_thread(sync: st
     asyncio.run(scene(rx))
     channel.sync()
     disk.cut_power(keep=0)
-    rx.forked()
-    channel.forked()
+    lose_power(channel, rx)
     assert waited == ([False] if sync == "always" else [])
     with FileChannel.open("c", FAST, disk=disk) as again:
         assert again.ack_rx("worker").recv(timeout=0) == (b"two" if sync == "always" else b"one")
