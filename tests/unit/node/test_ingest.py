@@ -221,6 +221,7 @@ def test_what_is_refused_is_said_and_what_can_wait_waits(tmp_path: Path) -> None
         ("xchannel", {"kind": -1}, "kind=-1"),
         ("xchannel", {"timestamp_ns": -1}, "timestamp_ns=-1"),
         ("xchannel", {"payload": bytes(2 << 20)}, "a record of 2097152 bytes"),
+        ("messagelog", {"payload": bytes(wire.MAX_FRAME_BYTES)}, "readings: a record of 67108864 bytes; at most"),
     ],
 )
 def test_what_the_log_would_refuse_is_refused_to_its_producer_and_to_nobody_else(

@@ -90,7 +90,7 @@ class IngestWriter:
     @property
     def largest_message(self) -> int:
         """The largest record that is handed over; the log behind the node may take less."""
-        return self._limit
+        return wire.MAX_RECORD_BYTES
 
     def append(self, payload: Any, *, kind: int = 0, timestamp_ns: int | None = None) -> int:
         """Append one record and return its position; -1 when the node had it already, from before it was restarted."""
@@ -116,6 +116,11 @@ class IngestWriter:
             records = (
                 payloads.to_payloads() if isinstance(payloads, Batch) else [bytes(memoryview(one)) for one in payloads]
             )
+            longest = max(map(len, records), default=0)
+            if longest > wire.MAX_RECORD_BYTES:
+                raise OptionsError(
+                    f"{self.channel}: a record of {longest} bytes; at most {wire.MAX_RECORD_BYTES} are taken"
+                )
             times, kinds = _column(timestamp_ns, len(records), None), _column(kind, len(records), 0)
             deadline = time.monotonic() + self.timeout
             if self._socket is None:
