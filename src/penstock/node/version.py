@@ -23,7 +23,7 @@ class _Version(msgspec.Struct, forbid_unknown_fields=False):
 
 
 def require_node(data: str) -> None:
-    """Refuse a folder that no node has made.
+    """Refuse a folder that no node has made, and one of a later release.
 
     >>> require_node("/nowhere")
     Traceback (most recent call last):
@@ -35,6 +35,7 @@ def require_node(data: str) -> None:
         raise OptionsError(f"{data}: there is no such data directory")
     if disk.stat(os.path.join(data, FILE)) is None:
         raise OptionsError(f"{data}: this is not the data directory of a node")
+    check_version(data, note=False)
 
 
 def check_version(data: str, *, note: bool = True) -> int:
