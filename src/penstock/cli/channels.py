@@ -4,7 +4,6 @@ are beside this module.
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -98,7 +97,10 @@ def _print_table(found: list[PersistedChannel]) -> None:
 
 def checked(data_dir: str) -> str:
     """Return the data directory, or say that it is none."""
-    if not os.path.isdir(data_dir):
+    from penstock.disk import disk_for
+
+    found = disk_for(data_dir).stat(data_dir)
+    if found is None or not found.is_folder:
         raise NotFoundError(f"{data_dir}: there is no such data directory")
     return data_dir.rstrip("/") or "/"
 

@@ -11,7 +11,9 @@ cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
+from cpython.long cimport PyLong_CheckExact
 from cpython.memoryview cimport PyMemoryView_FromObject
+from cpython.number cimport PyNumber_Index
 from libc.stdint cimport int64_t, uint16_t, uint64_t
 from libc.string cimport memcpy
 from libc.time cimport timespec
@@ -45,14 +47,14 @@ cdef inline uint64_t as_time(object timestamp_ns) except? 0:
     if timestamp_ns is None:
         return now_ns()
     try:
-        return timestamp_ns
+        return timestamp_ns if PyLong_CheckExact(timestamp_ns) else PyNumber_Index(timestamp_ns)
     except OverflowError:
         raise OptionsError(f"timestamp_ns={timestamp_ns}: must fit 64 bits without a sign") from None
 
 
 cdef inline uint16_t as_kind(object kind) except? 0:
     try:
-        return kind
+        return kind if PyLong_CheckExact(kind) else PyNumber_Index(kind)
     except OverflowError:
         raise OptionsError(f"kind={kind}: must be between 0 and 65535") from None
 

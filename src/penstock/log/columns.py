@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from penstock.batch import Batch
 from penstock.errors import OptionsError
 
-__all__ = ["Columns", "columns_of"]
+__all__ = ["Columns", "columns_of", "whole_numbers"]
 
 
 class Columns(msgspec.Struct, frozen=True):
@@ -63,8 +63,22 @@ def columns_of(payloads: Any, kind: Any = 0, timestamp_ns: Any = None) -> Column
     )
 
 
+def whole_numbers(name: str, value: Any) -> NDArray[Any]:
+    """Return numbers as an array, times of numpy in nanoseconds; seconds as ``time.time()`` gives them are none.
+
+    >>> whole_numbers("timestamp_ns", [5, 6]).tolist(), int(whole_numbers("timestamp_ns", np.datetime64(1, "s")))
+    ([5, 6], 1000000000)
+    """
+    array = np.asarray(value)
+    if array.dtype.kind == "M" and name == "timestamp_ns":
+        array = array.astype("datetime64[ns]").astype(np.int64)
+    if array.size and array.dtype.kind not in "iubO":
+        raise TypeError(f"{name}: must be whole numbers, not {array.dtype}")
+    return array
+
+
 def _column(value: Any, dtype: type[np.generic], name: str, count: int) -> NDArray[Any]:
-    array = np.atleast_1d(np.asarray(value))
+    array = np.atleast_1d(whole_numbers(name, value))
     if array.ndim != 1 or (array.size != 1 and array.size != count):
         raise OptionsError(f"{name} has {array.size} values for {count} records")
     limits = np.iinfo(dtype)  # type: ignore[type-var]

@@ -267,23 +267,31 @@ class BudgetPart:
         return max(0, used + before - free), free
 
     async def _sacrifice(self, config: NodeConfig) -> None:
-        """Drop the oldest segments, of the channel with the highest number first, until there is room."""
+        """Drop the oldest segments, of the channel with the highest number first, until there is room.
+
+        Those of a channel go at once: a walk for each would let its producers add more meanwhile.
+        """
         wanted = int(self.budget * config.disk.sacrifice_at)
         order = sorted((one for one in config.channel if one.sacrifice), key=lambda one: -one.sacrifice)
         for channel in order:
-            while self.used > wanted and await self._drop_oldest(channel, config.data):
-                self.sacrificed += 1
-                _sacrificed.add(channel=channel.name)
-                _log.warning("disk: the oldest segment of channel %s was given up", channel.name)
+            if self.used <= wanted:
+                break
+            dropped = await self._drop_oldest(channel, config.data, self.used - wanted)
+            if dropped:
+                self.sacrificed += dropped
+                _sacrificed.add(dropped, channel=channel.name)
+                what = "oldest segment" if dropped == 1 else f"{dropped} oldest segments"
+                were = "was" if dropped == 1 else "were"
+                _log.warning("disk: the %s of channel %s %s given up", what, channel.name, were)
                 self.used, self.free, _ = await in_disk_thread(_measure, config.data)
         self.level, self.budget = level_of(config.disk, self.used, self.free)
 
-    async def _drop_oldest(self, options: NodeChannelOptions, data: str) -> bool:
+    async def _drop_oldest(self, options: NodeChannelOptions, data: str, size: int) -> int:
         ingest = self._part("ingest")
         channel = ingest.channels.get(options.name) if isinstance(ingest, IngestPart) else None
         if channel is not None and channel.failure is None:
-            return await in_disk_thread(_drop_oldest, channel.writer)
-        return await in_disk_thread(_drop_in_closed, options, data)
+            return await in_disk_thread(_drop_oldest, channel.writer, size)
+        return await in_disk_thread(_drop_in_closed, options, data, size)
 
     def _foretell(self, margins: list[tuple[str, str, int, int | None]]) -> None:
         now, found, seen = self._clock.monotonic(), [], set()
@@ -366,31 +374,35 @@ def _measure(data: str) -> tuple[int, int, float]:
     return used, shutil.disk_usage(data).free, time.thread_time() - began
 
 
-def _drop_oldest(writer: Any) -> bool:
-    """Drop the oldest segment of a message log; the one being written is sealed first if it is the only one."""
+def _drop_oldest(writer: Any, size: int) -> int:
+    """Drop as many of the oldest segments of a message log as have so many bytes; return how many they were.
+
+    The one being written is sealed first if it has to go as well.
+    """
     if not isinstance(writer, MessageLog):
-        return False
+        return 0
     end = writer.next_position
     with open_log(writer.path) as log:
         files = log.stat()["files"]
-    if len(files) < 2:
-        if not files or files[0]["first_seq"] >= end:
-            return False
+    bounds = [int(one["first_seq"]) for one in files[1:]] + [end]
+    below = 0
+    for one, bound in zip(files, bounds, strict=False):
+        if size <= 0 or one["first_seq"] >= end:
+            break
+        below, size = bound, size - int(one["bytes"])
+    if below == end:
         writer.roll()
-        following = end
-    else:
-        following = int(files[1]["first_seq"])
-    return writer.drop_before(following) > 0
+    return writer.drop_before(below) if below else 0
 
 
-def _drop_in_closed(options: NodeChannelOptions, data: str) -> bool:
+def _drop_in_closed(options: NodeChannelOptions, data: str, size: int) -> int:
     if disk_for(data).stat(options.path(data)) is None:
-        return False
+        return 0
     try:
         with open_channel_writer(options, data) as writer:
-            return _drop_oldest(writer)
+            return _drop_oldest(writer, size)
     except LockedError:
-        return False
+        return 0
 
 
 Span = tuple[str, int, int]

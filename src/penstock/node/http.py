@@ -90,8 +90,11 @@ class HttpServer:
         host, port = self._server.sockets[0].getsockname()[:2]
         self._ports["http"] = port
         self.addresses = {"http": f"[{host}]:{port}" if ":" in host else f"{host}:{port}"}
-        if host not in ("127.0.0.1", "::1"):
-            _log.warning("http listens on %s: health, metrics and the API can be read from other machines", host)
+        where = self.addresses["http"]
+        if host in ("127.0.0.1", "::1"):
+            _log.info("http listens on %s: this machine only", where)
+        else:
+            _log.warning("http listens on %s: health, metrics and the API can be read from other machines", where)
         self._state = State.READY
 
     async def ready(self) -> None:

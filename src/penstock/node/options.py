@@ -19,6 +19,7 @@ from penstock.log.messagelog.options import MessageLogOptions
 from penstock.log.options import SyncMode
 from penstock.log.xchannel.options import WriterOptions
 from penstock.mqtt.server import ServerOptions
+from penstock.net.hosts import check_address
 from penstock.node.meeting import MeetingSpec
 from penstock.node.mistakes import CrossedError
 
@@ -40,7 +41,7 @@ __all__ = [
 
 CHANNEL_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 SACRIFICE_AT: Final = 0.9
-HOST: Final = re.compile(r"[A-Za-z0-9._:%-]*")
+HOST: Final = re.compile(r"[A-Za-z0-9._:%-]+")
 LISTENERS: Final = (
     "mqtt.port", "mqtt.ws_port", "mqtt.tls_port", "mqtt.wss_port", "channels.port", "channels.plain_port",
     "ingest.port", "http.port",
@@ -57,8 +58,10 @@ def _check_port(name: str, port: int | None) -> None:
 
 
 def _check_bind(bind: str) -> None:
-    if not HOST.fullmatch(bind):
-        raise OptionsError(f"bind={bind!r}: must be an address or the name of a host")
+    try:
+        check_address(bind if HOST.fullmatch(bind) else "", 0)
+    except OptionsError:
+        raise OptionsError(f"bind={bind!r}: must be an address or the name of a host") from None
 
 
 def _check_seconds(name: str, seconds: float | None) -> None:

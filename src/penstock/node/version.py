@@ -23,16 +23,19 @@ class _Version(msgspec.Struct, forbid_unknown_fields=False):
 
 
 def require_node(data: str) -> None:
-    """Refuse a folder that no node has made.
+    """Refuse a folder that no node has made, and one of a later release.
 
     >>> require_node("/nowhere")
     Traceback (most recent call last):
     penstock.errors.OptionsError: /nowhere: there is no such data directory
     """
-    if not os.path.isdir(data):
+    disk = disk_for(data)
+    found = disk.stat(data)  # which raises where it may not look: os.path would say that nothing is there
+    if found is None or not found.is_folder:
         raise OptionsError(f"{data}: there is no such data directory")
-    if not os.path.exists(os.path.join(data, FILE)):
+    if disk.stat(os.path.join(data, FILE)) is None:
         raise OptionsError(f"{data}: this is not the data directory of a node")
+    check_version(data, note=False)
 
 
 def check_version(data: str, *, note: bool = True) -> int:

@@ -157,6 +157,20 @@ def test_a_missing_permission_is_said(tmp_path: Path, words: str) -> None:
     assert done.stderr.endswith(": Permission denied\n")
 
 
+@pytest.mark.parametrize(
+    "words",
+    ["ledger secret", "backup secret copy", "erase secret --key a", "channels ls secret/channels", "ledger secret/in"],
+)
+def test_what_may_not_be_looked_into_is_not_called_absent(tmp_path: Path, words: str) -> None:
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret").chmod(0)
+    done = penstock(*words.split(), cwd=tmp_path, preexec_fn=without_privileges())
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("penstock: secret/")
+    assert done.stderr.endswith(": Permission denied\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["secret"]
+
+
 @pytest.mark.parametrize("words", ["cat ticks", "cat ticks --json", "tail ticks", "stat ticks", "channels ls empty"])
 def test_a_reader_that_leaves_ends_the_command_quietly(place: Path, words: str) -> None:
     process = subprocess.Popen([*PENSTOCK, *words.split()], cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,10 @@ import pytest
 
 from penstock.batch import Batch
 from penstock.errors import OptionsError
+from penstock.log import open_log
 from penstock.log.columns import columns_of
+from penstock.log.detect import open_writer
+from penstock.log.xchannel import Writer
 
 VALUES = [b"one", b"", b"three", b"x" * 100]
 
@@ -92,3 +96,40 @@ def test_a_batch_brings_its_own_unless_they_are_given() -> None:
     assert (columns.kinds.tolist(), columns.timestamps.tolist()) == ([3, 4], [5, 6])
     columns = columns_of(batch, kind=[9, 9], timestamp_ns=1)
     assert (columns.kinds.tolist(), columns.timestamps.tolist()) == ([9, 9], [1])
+
+
+@pytest.mark.parametrize("wrong", [1.5, [1.5, 2.0], np.array([1.0, 2.0]), float("nan"), ["5", "6"], "5"])
+@pytest.mark.parametrize("name", ["kind", "timestamp_ns"])
+def test_numbers_that_are_not_whole_are_refused(name: str, wrong: Any) -> None:
+    """Seconds, as time.time() gives them, were taken for nanoseconds: the record was of 1970."""
+    with pytest.raises(TypeError, match=f"{name}.*whole numbers"):
+        columns_of([b"one", b"two"], **{name: wrong})
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_times_of_numpy_are_nanoseconds_whatever_their_unit_is(unit: str) -> None:
+    times = np.array(["2026-01-02T03:04:05"], f"datetime64[{unit}]")
+    assert columns_of([b"one"], timestamp_ns=times).timestamps.tolist() == [1_767_323_045_000_000_000]
+    with pytest.raises(TypeError, match=r"kind.*whole numbers"):
+        columns_of([b"one"], kind=times)
+
+
+@pytest.mark.parametrize("format", ["xchannel", "messagelog"])
+def test_a_time_that_is_not_whole_is_refused_one_at_a_time_and_in_batches(tmp_path: Path, format: str) -> None:
+    with open_writer(tmp_path / "log", format=format) as writer:
+        for wrong in (1795124686.5, "5"):
+            with pytest.raises(TypeError):
+                writer.append(b"x", timestamp_ns=wrong)
+            with pytest.raises(TypeError):
+                writer.append_many([b"x"], timestamp_ns=wrong)
+        writer.append(b"whole", timestamp_ns=np.int64(7_000_000))
+    with open_log(tmp_path / "log") as log:
+        batch = log.read(log.first_position)
+        assert (batch.to_payloads(), batch[0].timestamp_ns) == ([b"whole"], 7_000_000)
+
+
+def test_a_kind_that_is_not_whole_is_refused(tmp_path: Path) -> None:
+    with Writer.open(tmp_path / "log") as writer:
+        for append in (writer.append, lambda payload, kind: writer.append_many([payload], kind=kind)):
+            with pytest.raises(TypeError):
+                append(b"x", kind=1.9)

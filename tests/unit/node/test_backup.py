@@ -27,7 +27,7 @@ from penstock.node.erase import erase_key, left_behind
 from penstock.node.ingest.memory import Announced, IngestMemory
 from penstock.node.ledger import read_ledger
 from penstock.node.ledger.seams import FoldSeam, IngestSeam, ShipSeam, write_seams
-from penstock.node.version import FILE, check_version
+from penstock.node.version import FILE, check_version, require_node
 from penstock.ship import ShipOptions, Shipper, open_shipped
 from penstock.store import AppendLogStore
 from penstock.testing.log_conformance import contents
@@ -196,8 +196,9 @@ def test_a_backup_that_was_changed_is_not_restored(tmp_path: Path) -> None:
 def test_a_data_directory_of_a_later_release_is_refused(tmp_path: Path) -> None:
     assert check_version(str(tmp_path)) == 1
     (tmp_path / FILE).write_text('{"format": 99}\n')
-    with pytest.raises(UnsupportedError, match="format 99"):
-        check_version(str(tmp_path))
+    for look in (check_version, require_node):  # to serve in it, and to count what is there
+        with pytest.raises(UnsupportedError, match="format 99"):
+            look(str(tmp_path))
 
 
 def test_what_belongs_to_a_key_is_erased_from_folds_and_logs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

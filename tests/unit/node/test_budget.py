@@ -14,6 +14,7 @@ from penstock.lifecycle import Part, State
 from penstock.log.messagelog import MessageLog
 from penstock.mqtt import Client
 from penstock.mqtt.server import MqttServer
+from penstock.node import budget as budget_module
 from penstock.node.budget import BudgetPart, Trend, level_of
 from penstock.node.config import check_config
 from penstock.node.ingest.server import IngestPart
@@ -93,6 +94,40 @@ def test_channels_go_in_their_order_and_ingest_is_refused_at_the_end(tmp_path: P
         assert (budget.level, ingest.refusal) == ("ok", "")
 
     asyncio.run(run())
+
+
+def test_many_segments_go_at_once_so_that_no_producer_fills_the_disk_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A walk through the data directory for each segment took longer than a producer needs to write the next one."""
+    channel = '[[channel]]\nname = "readings"\nsegment_bytes = 20000\nsacrifice = 1\n'
+    config = config_for(tmp_path, channel)
+    (one,) = config.channel
+    ingest, walks = IngestPart(config), 0
+
+    def measured(data: str) -> tuple[int, int, float]:
+        nonlocal walks
+        walks += 1
+        with MessageLog.open(one.path(data), segment_bytes=20_000) as log:  # who is as fast as the node looks
+            log.append_many([bytes(1000)] * 20)
+        return measure(data)
+
+    measure = budget_module._measure
+    monkeypatch.setattr(budget_module, "_measure", measured)
+    with MessageLog.open(one.path(config.data), segment_bytes=20_000) as log:
+        log.append_many([bytes(1000)] * 4000)
+    budget = BudgetPart(lambda: config, lambda name: ingest if name == "ingest" else None, clock=FakeClock())
+    asyncio.run(budget.look())
+    assert (walks, budget.sacrificed) == (1, 0)
+    config = config_for(tmp_path, f"[disk]\nbudget_bytes = {budget.used // 10}\nreserve_bytes = 0\n{channel}")
+    with caplog.at_level("WARNING", logger="penstock.node"):
+        asyncio.run(budget.look())
+    assert walks == 3
+    assert budget.level != "full"
+    assert ingest.refusal == ""
+    assert 180 < budget.sacrificed < 220
+    told = [record.getMessage() for record in caplog.records if "given up" in record.getMessage()]
+    assert told == [f"disk: the {budget.sacrificed} oldest segments of channel readings were given up"]
 
 
 def test_time_to_loss_of_a_consumer_is_foretold(tmp_path: Path) -> None:

@@ -214,6 +214,9 @@ def test_a_change_of_a_list_names_what_comes_goes_and_changes() -> None:
     ("text", "line", "key", "words"),
     [
         ("[mqtt]\nbind = 'not an address'\n", 2, "mqtt.bind", "an address or the name of a host"),
+        ("[http]\nbind = 'a..b'\n", 2, "http.bind", "an address or the name of a host"),
+        ("[http]\nbind = ''\n", 2, "http.bind", "an address or the name of a host"),  # not every address there is
+        ("[channels]\nbind = ''\n", 2, "channels.bind", "an address or the name of a host"),
         ("[mqtt]\ncert = 'x.pem'\n", 2, "mqtt.cert", "needs key"),
         ("[channels]\nkey = 'x.key'\n", 2, "channels.key", "needs cert"),
         ("[channels]\nmodulator = 'shop'\n", 2, "channels.modulator", "module:Class"),

@@ -8,6 +8,7 @@ import pkgutil
 import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -77,3 +78,16 @@ def test_the_container_is_nobodys_with_one_volume_and_a_health_check() -> None:
     words = [line.split()[0] for line in text.splitlines() if line and not line[0].isspace() and line[0] != "#"]
     assert words.count("VOLUME") == words.count("HEALTHCHECK") == words.count("USER") == 1
     assert "USER penstock" in text
+
+
+def test_the_container_is_built_from_the_sources_and_from_nothing_that_lies_about() -> None:
+    """Without the list .venv went along: gigabytes, and kernels that were compiled for another Python."""
+    root = DEPLOY.parent
+    rules = [line for line in (root / ".dockerignore").read_text(encoding="utf-8").splitlines() if line[:1] != "#"]
+    taken = {rule[1:] for rule in rules if rule.startswith("!")}
+    assert rules[0] == "*"
+    assert rules[1 + len(taken) :] == ["**/*.so", "**/*.c", "**/__pycache__"]
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    used = {"src", "setup.py", "pyproject.toml", "constraints.txt", project["readme"], *project["license-files"]}
+    assert taken == used
+    assert all((root / name).exists() for name in taken)

@@ -221,6 +221,8 @@ def test_what_is_refused_is_said_and_what_can_wait_waits(tmp_path: Path) -> None
         ("xchannel", {"kind": -1}, "kind=-1"),
         ("xchannel", {"timestamp_ns": -1}, "timestamp_ns=-1"),
         ("xchannel", {"payload": bytes(2 << 20)}, "a record of 2097152 bytes"),
+        ("xchannel", {"timestamp_ns": 1795124686.5}, "timestamp_ns: must be whole numbers"),
+        ("messagelog", {"payload": bytes(wire.MAX_FRAME_BYTES)}, "readings: a record of 67108864 bytes; at most"),
     ],
 )
 def test_what_the_log_would_refuse_is_refused_to_its_producer_and_to_nobody_else(
@@ -237,7 +239,7 @@ def test_what_the_log_would_refuse_is_refused_to_its_producer_and_to_nobody_else
                 with IngestWriter(config.data, "readings") as other, IngestWriter(config.data, "readings") as writer:
                     other.append(b"first")
                     (channel,) = part.channels.values()
-                    with pytest.raises(OptionsError, match=words):
+                    with pytest.raises((OptionsError, TypeError), match=words):
                         writer.append(wrong.pop("payload"), **wrong)
                     other.append(b"second")
                     assert list(part.channels.values()) == [channel]  # it was not closed for it
@@ -450,3 +452,31 @@ def test_a_log_that_was_made_again_is_counted_from_its_beginning(tmp_path: Path)
         memory = memory_of(log, tmp_path)
         assert (memory.totals.came, memory.totals.others, memory.last("ann")) == (0, 0, 2)
         memory.close()
+
+
+def test_a_channel_that_cannot_be_opened_is_told_to_the_operator_once_and_its_producers_wait(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = config_for(tmp_path)
+    memory = tmp_path / "d/ingest/readings.snap"
+    memory.parent.mkdir(parents=True)
+    memory.write_bytes(b"no store")
+
+    async def run() -> None:
+        async with serving(config):
+
+            def work() -> None:
+                for _ in range(2):
+                    with pytest.raises(NotConnected, match=r"readings\.snap"):
+                        IngestWriter(config.data, "readings", timeout=0.2).append(b"x")
+                memory.unlink()
+                with IngestWriter(config.data, "readings") as writer:
+                    assert writer.append(b"x") == 1
+
+            await off(work)
+
+    with caplog.at_level("ERROR", logger="penstock.node"):
+        asyncio.run(run())
+    (told,) = [record.getMessage() for record in caplog.records if "cannot be opened" in record.getMessage()]
+    assert told.startswith(f"ingest: channel readings cannot be opened, its producers wait: {memory}")
+    assert payloads(config) == [b"x"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -76,7 +77,8 @@ def milliseconds(timestamp_ns: int | None, timestamp_ms: int | None = None) -> i
     if timestamp_ms is None:
         if timestamp_ns is None:
             given, timestamp_ns = "the clock of this machine", time.time_ns()
-        timestamp_ms = timestamp_ns // 1_000_000
+        timestamp_ms = index(timestamp_ns) // 1_000_000
+    timestamp_ms = index(timestamp_ms)
     if not 0 <= timestamp_ms <= MAX_SEQ:
         reason = "no entry has a time before 1970" if timestamp_ms < 0 else "a time fits 64 bits"
         raise OptionsError(f"{given} says {timestamp_ms} ms since 1970: {reason}")

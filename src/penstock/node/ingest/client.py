@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from penstock import errors
 from penstock.batch import Batch
 from penstock.errors import ClosedError, NotConnected, OptionsError, PenstockError, RetryError, Timeout
+from penstock.log.columns import whole_numbers
 from penstock.net.hosts import check_address
 from penstock.net.unixpath import short_path
 from penstock.node.ingest import wire
@@ -90,7 +91,7 @@ class IngestWriter:
     @property
     def largest_message(self) -> int:
         """The largest record that is handed over; the log behind the node may take less."""
-        return self._limit
+        return wire.MAX_RECORD_BYTES
 
     def append(self, payload: Any, *, kind: int = 0, timestamp_ns: int | None = None) -> int:
         """Append one record and return its position; -1 when the node had it already, from before it was restarted."""
@@ -116,7 +117,13 @@ class IngestWriter:
             records = (
                 payloads.to_payloads() if isinstance(payloads, Batch) else [bytes(memoryview(one)) for one in payloads]
             )
-            times, kinds = _column(timestamp_ns, len(records), None), _column(kind, len(records), 0)
+            longest = max(map(len, records), default=0)
+            if longest > wire.MAX_RECORD_BYTES:
+                raise OptionsError(
+                    f"{self.channel}: a record of {longest} bytes; at most {wire.MAX_RECORD_BYTES} are taken"
+                )
+            times = _column("timestamp_ns", timestamp_ns, len(records), None)
+            kinds = _column("kind", kind, len(records), 0)
             deadline = time.monotonic() + self.timeout
             if self._socket is None:
                 self._connect(deadline)
@@ -382,10 +389,10 @@ def _error(refused: IngestRefusal) -> PenstockError:
     return RetryError(refused.message)
 
 
-def _column(value: Any, count: int, default: Any) -> NDArray[np.int64] | None:
+def _column(name: str, value: Any, count: int, default: Any) -> NDArray[np.int64] | None:
     if value is default or (isinstance(value, int) and value == default):
         return None
-    column = np.asarray(value, np.int64)
+    column = np.asarray(whole_numbers(name, value), np.int64)
     if column.ndim and len(column) != count:
         raise OptionsError(f"{len(column)} values for {count} records")
     return np.broadcast_to(column, (count,))

@@ -30,6 +30,7 @@ _log = logging.getLogger(__name__)
 SOCKET: Final = "ingest.sock"
 HELLO_SECONDS: Final = 10.0
 IDLE_SECONDS: Final = 30.0
+MOST_TOLD: Final = 100
 
 
 def socket_path(data: str) -> str:
@@ -58,6 +59,8 @@ class IngestPart:
         self._opening: dict[str, asyncio.Task[IngestChannel]] = {}
         self._idle: dict[str, asyncio.TimerHandle] = {}
         self._closing: set[asyncio.Task[None]] = set()
+        self._shut: dict[str, str] = {}
+        """Which channels could not be opened, and why, as it was said."""
         self._listeners: Listeners | None = None
         self._state = State.NEW
         self._stopped = asyncio.Event()
@@ -157,7 +160,16 @@ class IngestPart:
         if self._closing:
             await asyncio.wait(set(self._closing))  # it may be the one that has the log
         channel = IngestChannel(options, self.config.data, self.config.ingest.queue_bytes)
-        await channel.open()
+        try:
+            await channel.open()
+        except Exception as exc:
+            if self._shut.get(options.name) != str(exc):  # its producers ask again and again
+                _log.error("ingest: channel %s cannot be opened, its producers wait: %s", options.name, exc)
+            if len(self._shut) >= MOST_TOLD:
+                self._shut.clear()
+            self._shut[options.name] = str(exc)
+            raise
+        self._shut.pop(options.name, None)
         self.channels[options.name] = channel
         return channel
 

@@ -39,6 +39,8 @@ HAS_KINDS: Final = 2
 MAX_BATCH_BYTES: Final = 8 << 20
 MAX_FRAME_BYTES: Final = 64 << 20
 """A single record may be larger than a batch should be."""
+MAX_RECORD_BYTES: Final = MAX_FRAME_BYTES - 64
+"""What a frame has room for beside the numbers of one record."""
 
 
 class Hello(msgspec.Struct, frozen=True):
