@@ -112,7 +112,8 @@ class Broker(Dispatch):
             expiry = min(connect.properties.session_expiry or 0, options.max_session_expiry)
         else:
             expiry = 0 if connect.clean else options.max_session_expiry
-        if old is not None and connect.clean:
+        if old is not None and (connect.clean or self.is_over(old)):
+            self.counts.sessions_expired += self.is_over(old)
             self.end_session(old)
             old = None
         if old is None:
@@ -314,7 +315,7 @@ class Broker(Dispatch):
 
     def session_due(self, session: Session) -> None:
         """Forget a session that has expired."""
-        if session.link is None and session.expires_at is not None and session.expires_at <= self.clock.monotonic():
+        if self.is_over(session):
             if self.hand_on(session, HANDED_AT_ONCE):
                 self.at(self.clock.monotonic() + A_MOMENT, lambda: self.session_due(session))
                 return

@@ -292,8 +292,16 @@ class Dispatch(Agenda):
             return False
         if any(isinstance(each, Subscription) and each.session is session for each in found):
             return False
-        stays = self.closing
-        return self._deal(groups[0], run, lambda other: other is not session and (other.persistent or not stays))
+        return self._deal(groups[0], run, lambda other: other is not session and self._stays(other))
+
+    def _stays(self, session: Session) -> bool:
+        """Whether a session is worth handing something to: one that ends as well would only hand it back."""
+        return not self.is_over(session) and (session.persistent or not self.closing)
+
+    def is_over(self, session: Session) -> bool:
+        """Whether a session has expired, though it may not be gone yet."""
+        moment = session.expires_at
+        return session.link is None and moment is not None and moment <= self.clock.monotonic()
 
     def offer(
         self,

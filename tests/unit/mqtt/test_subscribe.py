@@ -359,6 +359,53 @@ def test_the_queue_of_a_member_that_does_not_come_back_goes_to_the_others_and_ho
     kept.kept.close()
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+def test_members_whose_sessions_end_together_do_not_hand_on_to_each_other(restarts: bool) -> None:
+    kept = Kept(max_queued_messages=10_000)
+    for name in ("one", "two"):
+        device = kept.device(name, expiry=60)
+        device.subscribe("$share/g/t", qos=1)
+        device.drop()
+    pub = kept.device("pub", expiry=10_000)
+    for start in range(0, 3000, 250):
+        pub.send(*(p.Publish("t", b"%d" % n, 1, packet_id=n + 1) for n in range(start, start + 250)))
+    kept.settle()
+    if restarts:
+        kept.leave()
+    kept.clock.pass_(61)
+    if restarts:
+        kept.open()
+    for _ in range(10):
+        kept.tick(0.01)
+    assert kept.broker.sessions.keys() == {"pub"}
+    totals = kept.kept.journal.deliveries.totals
+    assert (totals.came, totals.lost, totals.owed) == (3000, {"session ended": 3000}, 0)
+    kept.kept.close()
+
+
+def test_a_client_that_comes_while_the_queue_of_its_ended_session_is_handed_on_begins_a_new_one() -> None:
+    kept = Kept()
+    away, other = kept.device("away", expiry=60), kept.subscriber("other", "$share/g/t")
+    away.subscribe("$share/g/t", "own", qos=1)
+    away.drop()
+    other.link.congested()
+    pub = kept.device("pub")
+    for start in range(0, 2000, 250):
+        topics = ("t" if n % 2 else "own" for n in range(start, start + 250))
+        pub.send(*(p.Publish(each, b"x", 1, packet_id=n + 1) for n, each in enumerate(topics, start)))
+    kept.settle()
+    kept.tick(61)
+    assert "away" in kept.broker.sessions  # it is being handed on
+    away = kept.device("away")
+    assert not away.connack.session_present  # type: ignore[attr-defined]
+    kept.tick(1)
+    assert away.messages() == []
+    assert kept.broker.sessions["other"].queued_messages == 1000
+    totals = kept.kept.journal.deliveries.totals
+    assert (totals.lost, totals.owed) == ({"handed on": totals.lost["handed on"], "session ended": 1000}, 1000)
+    kept.kept.close()
+
+
 def test_members_that_come_and_go_do_not_disturb_the_turn() -> None:
     world = World()
     devices = {name: world.device(name) for name in "abc"}
