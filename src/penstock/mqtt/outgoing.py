@@ -172,11 +172,11 @@ class Outgoing(Sink):
         return taken
 
     def hold_reading(self) -> None:
-        """Read nothing more for now."""
+        """Read nothing more until each hold has ended."""
         raise NotImplementedError
 
     def go_on_reading(self) -> None:
-        """Read again."""
+        """End a hold."""
         raise NotImplementedError
 
     def pump(self) -> None:
@@ -425,21 +425,28 @@ class Outgoing(Sink):
     # --- Going out
 
     def taken_over(self) -> None:
-        """Another connection has this client id (MQTT-3.1.4-3)."""
-        self.disconnect(Reason.SESSION_TAKEN_OVER, "another connection has this client id")
+        """Another connection has this client id (MQTT-3.1.4-3); over that one comes again what has no answer yet."""
+        self.disconnect(Reason.SESSION_TAKEN_OVER, "another connection has this client id", at_once=True)
 
-    def disconnect(self, reason: int, why: str) -> None:
-        """Say why, where the version allows it, and close."""
+    def disconnect(self, reason: int, why: str, *, at_once: bool = False) -> None:
+        """Say why, where the version allows it, and close; ``at_once``: also while publishes wait for a ticket."""
         if self._state is ConnectionState.CLOSED:
             return
+        farewell = b""
         if self.version5 and self._state is ConnectionState.OPEN and self._packet_limit >= 3:
             farewell = self._farewell(reason, why)
             self._count_packet(farewell)
-            self.answers.tell(farewell)
+            if not at_once:
+                self.answers.tell(farewell)
         name = Reason(reason).name.lower()
         _log.info("%s (%s) is disconnected: %s", self.client_id or "?", self.address, why)
         self._counts.refused[name] = self._counts.refused.get(name, 0) + 1
-        self._close(why)
+        if at_once:
+            self._state = ConnectionState.CLOSED
+            self._leave(why)
+            self.answers.close_with(farewell, why)
+        else:
+            self._close(why)
 
     def _farewell(self, reason: int, why: str) -> bytes:
         """Return DISCONNECT; its words only where the client wants to hear them and has room."""
