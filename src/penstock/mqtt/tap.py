@@ -191,6 +191,7 @@ class Tap:
                 else:
                     self._count_lost([entry], "stopped")
         self._troubles.clear()
+        self._let_go()
         await self._no_sync.wait()
         self._close_logs()
         self._state = State.STOPPED
@@ -526,9 +527,13 @@ class Tap:
         if path not in self._troubles:
             _log.warning("%s: %s can be written again", self.name, path)
         if not self._troubles:
-            held, self._held = self._held, set()
-            for link in held:
-                link.go_on_reading()
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Read again from those that were held back."""
+        held, self._held = self._held, set()
+        for link in held:
+            link.go_on_reading()
 
     def _forget_ids(self) -> None:
         """Let messages come again whose ids the sessions know: a power cut took their records."""
