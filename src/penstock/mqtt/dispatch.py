@@ -5,6 +5,7 @@ The part of a broker that every message passes; ``broker`` stands on it.  No soc
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Final, Protocol
 
@@ -27,6 +28,8 @@ from penstock.mqtt.shared import SharedGroup
 from penstock.mqtt.topics import FilterTree
 
 __all__ = ["Dispatch", "Origin", "run_of"]
+
+_log = logging.getLogger(__name__)
 
 
 class Origin(Protocol):
@@ -262,7 +265,7 @@ class Dispatch(Agenda):
             if flight.qos == 1 and not flight.released:
                 most -= flight.count
                 run = flight.run
-                if run is None and flight.stored is not None and (whole := self.journal.load(flight.stored)):
+                if run is None and flight.stored is not None and (whole := self._load(flight.stored)):
                     run = flight.run_from(whole)
                 session.exchange.replay(flight.first, flight.count, done=True)
                 handed = run is not None and self._deal_to_others(session, run)
@@ -274,13 +277,21 @@ class Dispatch(Agenda):
             waiting = session.dequeue()
             most -= waiting.count
             run = waiting.run
-            if run is None and waiting.stored is not None and (whole := self.journal.load(waiting.stored)):
+            if run is None and waiting.stored is not None and (whole := self._load(waiting.stored)):
                 run = waiting.run_from(whole)
             handed = run is not None and self._deal_to_others(session, run)
             if waiting.stored is not None:
                 self.journal.consumed(session, waiting.stored, waiting.start + waiting.count)
                 self.journal.lost(session, waiting.count, HANDED_ON if handed else ENDED)
         return False
+
+    def _load(self, stored: Stored) -> Run | None:
+        """Return messages that are not needed any more, or None: that they cannot be read keeps nothing from ending."""
+        try:
+            return self.journal.load(stored)
+        except (OSError, MemoryError) as exc:
+            _log.error("%d messages cannot be read: %s", stored.count, exc or "no memory")
+            return None
 
     def _deal_to_others(self, session: Session, run: Run) -> bool:
         """Deal messages of a session that ends to the others of the group they came by; return whether one took any."""
@@ -356,7 +367,7 @@ class Dispatch(Agenda):
         run = waiting.run
         if run is None:
             assert waiting.stored is not None
-            run = self.journal.load(waiting.stored)
+            run = self._load(waiting.stored)
         self.drop(session, run or _NOTHING, reason, waiting.count)
         if waiting.stored is not None:
             self.journal.consumed(session, waiting.stored, waiting.start + waiting.count)

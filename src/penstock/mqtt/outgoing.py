@@ -201,7 +201,11 @@ class Outgoing(Sink):
             run = waiting.run
             if run is None:
                 assert waiting.stored is not None
-                whole = self.broker.journal.load(waiting.stored)
+                try:
+                    whole = self.broker.journal.load(waiting.stored)
+                except BaseException:  # the disk may give it another time; this connection ends
+                    session.put_back(waiting)
+                    raise
                 if whole is None:
                     self.broker.count_drop("damaged", waiting.count)
                     self.broker.journal.consumed(session, waiting.stored, waiting.start + waiting.count)

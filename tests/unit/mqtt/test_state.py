@@ -289,6 +289,45 @@ def test_a_will_is_published_after_what_is_left_of_its_delay() -> None:
     kept.kept.close()
 
 
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), MemoryError()])
+def test_what_cannot_be_read_now_is_delivered_when_it_can(error: Exception) -> None:
+    kept = Kept()
+    sub, pub = kept.subscriber("sub"), kept.device("pub")
+    sub.drop()
+    for number in range(1, 4):
+        pub.publish("a", b"%d" % number, 1, number)
+        kept.settle()
+    for _ in range(3):
+        sub = Device(kept.broker)
+        kept.disk.fail("read_at", error, path=".turns")
+        with pytest.raises(type(error)):  # what ends a connection, and no other
+            sub.send(p.Connect("sub", 5, False, properties=p.Properties(session_expiry=1000)))
+        sub.drop()
+        kept.settle()
+    kept.tick(10)
+    sub = kept.device("sub")
+    assert [each.payload for each in sub.rest if isinstance(each, p.Publish)] == [b"1", b"2", b"3"]  # type: ignore[attr-defined]
+    kept.kept.close()
+
+
+def test_a_session_ends_though_what_waits_for_it_cannot_be_read() -> None:
+    kept = Kept()
+    away, other = kept.device("away", expiry=60), kept.subscriber("other", "$share/g/#")
+    away.subscribe("$share/g/#", qos=1)
+    away.drop()
+    other.link.congested()
+    pub = kept.device("pub")
+    for number in range(1, 5):
+        pub.publish("a", b"%d" % number, 1, number)
+        kept.settle()
+    kept.disk.fail("read_at", OSError(5, "Input/output error"), path=".turns")
+    kept.tick(61)
+    assert "away" not in kept.broker.sessions
+    totals = kept.kept.journal.deliveries.totals
+    assert (totals.came, totals.lost, totals.owed) == (5, {"handed on": 1, "session ended": 1}, 3)
+    kept.kept.close()
+
+
 def test_a_will_with_a_delay_is_not_published_because_the_broker_is_started_anew() -> None:
     kept = Kept()
     kept.subscriber("watch").drop()
