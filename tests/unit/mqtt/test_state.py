@@ -17,6 +17,7 @@ from penstock.mqtt.packets import Kind
 from penstock.mqtt.reasons import Reason
 from penstock.mqtt.retained_data import decode_retained
 from penstock.mqtt.state_backup import back_up, verify
+from penstock.mqtt.state_checkpoint import AGAIN_SECONDS
 from penstock.mqtt.state_dump import dump
 from penstock.store import AppendLogStore
 
@@ -307,6 +308,35 @@ def test_what_cannot_be_read_now_is_delivered_when_it_can(error: Exception) -> N
     kept.tick(10)
     sub = kept.device("sub")
     assert [each.payload for each in sub.rest if isinstance(each, p.Publish)] == [b"1", b"2", b"3"]  # type: ignore[attr-defined]
+    kept.kept.close()
+
+
+def test_a_store_that_cannot_be_written_for_long_makes_no_file_with_each_try() -> None:
+    kept = Kept()
+    sub, pub = kept.subscriber("sub"), kept.device("pub")
+    sub.drop()
+
+    def fails(operation: str, path: str) -> None:
+        if operation.startswith("write") and "state.snap" in path:
+            raise OSError(5, "Input/output error")
+
+    kept.disk.on_call = fails
+    kept.tick(kept.persistence.checkpoint_seconds + 1)
+    for number in range(1, 31):
+        pub.publish("a", b"%d" % number, 1, number)
+        kept.tick(AGAIN_SECONDS + 1)
+    assert kept.kept.checkpoints.count == 0
+    assert kept.kept.journal.log.files <= 3
+    kept.disk.on_call = None
+    pub.publish("a", b"31", 1, 31)
+    kept.tick(AGAIN_SECONDS + 1)
+    assert kept.kept.checkpoints.count == 1
+    pub.publish("a", b"32", 1, 32)
+    kept.settle()
+    kept.kill()
+    sub = kept.device("sub")
+    assert [each.payload for each in sub.rest if isinstance(each, p.Publish)] == [b"%d" % n for n in range(1, 33)]  # type: ignore[attr-defined]
+    assert kept.kept.problems == []
     kept.kept.close()
 
 
