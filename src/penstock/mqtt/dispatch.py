@@ -245,7 +245,10 @@ class Dispatch(Agenda):
             granted = min(run.qos, target.qos)
             retain = run.retain and target.retain_as_published
             if granted:
-                taken |= bool(self.offer(target.session, hand.detached(), granted, retain, target.identifiers))
+                hand, stored = hand.detached(), None
+                if able is not None and self.journal.keeps and target.session.persistent:
+                    stored = self.journal.store(hand, anew=True)  # what came after it may wait there already
+                taken |= bool(self.offer(target.session, hand, granted, retain, target.identifiers, stored))
             elif target.session.link is not None:
                 target.session.link.send_at_most_once(hand, retain, target.identifiers)
                 taken = True
@@ -332,6 +335,8 @@ class Dispatch(Agenda):
             return 0
         if stored is None and self.journal.keeps and session.persistent:
             stored = self.journal.store(run)
+        if stored is not None and session.queue and not session.queue[-1].is_before(stored):
+            stored = self.journal.store(run, anew=True)  # a second copy, for another of its subscriptions
         last = self._last_queued  # most sessions take a message in the same form: they share what waits
         if stored is None or last.stored is not stored or last.start or last.count != run.count \
                 or (last.qos, last.retain, last.identifiers) != (qos, retain, identifiers):  # fmt: skip

@@ -58,8 +58,8 @@ class Journal(Protocol):
     def can_retain(self, run: Run) -> bool:
         """Whether there is room for such a message at all."""
 
-    def store(self, run: Run) -> Stored:
-        """Keep messages, before it is told who waits for them."""
+    def store(self, run: Run, *, anew: bool = False) -> Stored:
+        """Keep messages, before it is told who waits for them; ``anew``: once more, behind all that is kept."""
 
     def load(self, stored: Stored) -> Run | None:
         """Return messages that were kept; None when they turn out to be damaged, which is said in the log."""
@@ -118,7 +118,7 @@ class MemoryJournal:
         """Return True: memory takes what a packet can hold."""
         return True
 
-    def store(self, run: Run) -> Stored:
+    def store(self, run: Run, *, anew: bool = False) -> Stored:
         """Refuse: nothing is kept."""
         raise NotImplementedError
 

@@ -114,10 +114,10 @@ class StateJournal:
         size = run.longest + len(run.forward)
         return size <= LARGEST_RETAINED and len(run.topic) <= LONGEST_RETAINED_TOPIC
 
-    def store(self, run: Run) -> Stored:
-        """Keep messages."""
+    def store(self, run: Run, *, anew: bool = False) -> Stored:
+        """Keep messages; twice in a turn only where that is wanted ``anew``."""
         found = self._by_run.get(id(run))
-        if found is not None:
+        if found is not None and not anew:
             return found
         data = run.packets()
         expires = run.expiry >= 0

@@ -7,7 +7,7 @@ import random
 import pytest
 from mqtt_state_use import Kept
 from mqtt_statements import statement
-from mqtt_use import World
+from mqtt_use import Device, World
 
 from penstock.mqtt import packets as p
 from penstock.mqtt.packets import Kind
@@ -403,6 +403,59 @@ def test_a_client_that_comes_while_the_queue_of_its_ended_session_is_handed_on_b
     assert kept.broker.sessions["other"].queued_messages == 1000
     totals = kept.kept.journal.deliveries.totals
     assert (totals.lost, totals.owed) == ({"handed on": totals.lost["handed on"], "session ended": 1000}, 1000)
+    kept.kept.close()
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_what_is_handed_on_in_the_turn_in_which_it_came_is_there_after_a_kill(restarts: bool) -> None:
+    kept = Kept()
+    away = kept.device("away")
+    away.subscribe("$share/g/#", "own/#", qos=1)
+    away.drop()
+    brief, pub = kept.device("brief"), kept.device("pub")
+    brief.subscribe("$share/g/#", qos=1)
+    kept.settle()
+    for number, topic in enumerate(("job", "own/1", "job", "own/2", "job"), 1):
+        pub.publish(topic, b"%d" % number, 1, number)
+    brief.bye(session_expiry=0)  # in the same turn: nothing of it was written yet
+    kept.settle()
+    first = Device(kept.broker)
+    first.send(p.Connect("away", 5, False, properties=p.Properties(session_expiry=1000, receive_maximum=1)))
+    kept.settle()
+    if restarts:
+        kept.restart()
+    else:
+        kept.kill()
+    assert kept.broker.sessions["away"].owed == kept.kept.journal.deliveries.totals.owed == 7
+    away = kept.device("away")
+    found = [each.payload for each in away.rest if isinstance(each, p.Publish)]  # type: ignore[attr-defined]
+    assert sorted(found) == [b"1", b"2", b"2", b"3", b"4", b"4", b"5"]
+    kept.kept.close()
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_message_that_waits_for_a_client_twice_is_there_as_often_after_a_kill(restarts: bool) -> None:
+    kept = Kept()
+    props = p.Properties(session_expiry=1000, receive_maximum=1)
+    sub = kept.device("sub")
+    sub.subscribe("$share/g/#", "$share/h/#", "#", qos=2)
+    sub.drop()
+    pub = kept.device("pub")
+    for number in (1, 2):
+        pub.publish("a", b"%d" % number, 2, number)
+        kept.settle()
+    sub = Device(kept.broker)
+    sub.send(p.Connect("sub", 5, False, properties=props))  # the first copy of three is under way
+    kept.settle()
+    if restarts:
+        kept.restart()
+    else:
+        kept.kill()
+    totals = kept.kept.journal.deliveries.totals
+    assert (totals.came, totals.owed, kept.broker.sessions["sub"].owed) == (6, 6, 6)
+    sub = kept.device("sub")
+    got = [each for each in sub.rest if isinstance(each, p.Publish)]  # type: ignore[attr-defined]
+    assert sorted(each.payload for each in got) == [b"1"] * 3 + [b"2"] * 3
     kept.kept.close()
 
 
