@@ -262,7 +262,7 @@ class Broker(Dispatch):
         if subscription is None:
             return Reason.NO_SUBSCRIPTION_EXISTED
         self._remove(subscription)
-        if session.persistent and self.journal.keeps:
+        if session.number:  # also where it is kept for its will only: what it had before is in the store
             self.journal.unsubscribed(session, name)
         return Reason.SUCCESS
 

@@ -311,6 +311,19 @@ def test_what_cannot_be_read_now_is_delivered_when_it_can(error: Exception) -> N
     kept.kept.close()
 
 
+def test_a_subscription_that_ended_does_not_come_back_with_the_next_session_of_its_client() -> None:
+    kept = Kept()
+    kept.subscriber("dev", "jobs").drop()
+    kept.restart()
+    dev = kept.device("dev", expiry=0, will=p.Will("gone", b"x"))  # kept for its will only
+    dev.send(p.Unsubscribe(1, ("jobs",)))
+    dev.bye()
+    kept.subscriber("dev", "others").drop()
+    kept.restart()
+    assert kept.broker.sessions["dev"].subscriptions.keys() == {"others"}
+    kept.kept.close()
+
+
 def test_a_store_that_cannot_be_written_for_long_makes_no_file_with_each_try() -> None:
     kept = Kept()
     sub, pub = kept.subscriber("sub"), kept.device("pub")
