@@ -327,7 +327,7 @@ class StateJournal:
         self._changes_len = self._data_len = 0
         self.turns += 1
         if segment.end - segment.start >= self.options.segment_bytes:
-            with contextlib.suppress(OSError):  # what was told is written: the next turn tries again
+            with contextlib.suppress(OSError, MemoryError):  # what was told is written: the next turn tries again
                 self.roll()
         return True
 

@@ -135,7 +135,7 @@ class Checkpoints:
                 return
             try:
                 self.begin()
-            except OSError as exc:
+            except Exception as exc:  # noqa: BLE001 - the turn is written, whatever became of this
                 self._put_off(exc)
                 return
         if self._applying is None:

@@ -311,6 +311,18 @@ def test_what_cannot_be_read_now_is_delivered_when_it_can(error: Exception) -> N
     kept.kept.close()
 
 
+def test_a_checkpoint_that_cannot_begin_takes_nobodys_acknowledgement() -> None:
+    kept = Kept()
+    pub = kept.device("pub")
+    kept.clock.pass_(kept.persistence.checkpoint_seconds + 1)
+    kept.disk.fail("create", MemoryError(), path=".turns")
+    pub.publish("a", b"x", 1, 1)
+    kept.settle()
+    assert pub.read() == [p.Ack(Kind.PUBACK, 1, Reason.NO_MATCHING_SUBSCRIBERS)]
+    assert kept.kept.gate.trouble == ""
+    kept.kept.close()
+
+
 def test_a_subscription_that_ended_does_not_come_back_with_the_next_session_of_its_client() -> None:
     kept = Kept()
     kept.subscriber("dev", "jobs").drop()
