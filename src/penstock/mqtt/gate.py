@@ -292,10 +292,20 @@ class _Held:
         behind = self._behind
         if behind is None:
             return
-        while behind and self._pass(behind[0]):
+        while behind:
+            try:
+                if not self._pass(behind[0]):
+                    break
+            except Exception as exc:  # noqa: BLE001 - whoever settles tickets has others to settle
+                self.give_up(exc)
             behind.popleft()
         if not behind:
             self._behind = None
+
+    def give_up(self, fault: Exception) -> None:
+        """End a connection to which something could not be sent."""
+        _log.error("an answer cannot be sent", exc_info=fault)
+        self._connection.abort(f"a fault: {type(fault).__name__}: {fault}")
 
     def _pass(self, item: _MayWait) -> bool:
         if isinstance(item, bytes | memoryview):
@@ -450,7 +460,10 @@ class TurnGate:
                 return
             turns.popleft()
             for answers, item in turn.items:
-                answers.let_out(item)
+                try:
+                    answers.let_out(item)
+                except Exception as exc:  # noqa: BLE001 - what ends one connection keeps nobody else's answers
+                    answers.give_up(exc)
         if self._paused and self.held_bytes <= MOST_HELD // 2:
             paused, self._paused = self._paused, set()
             for connection in paused:

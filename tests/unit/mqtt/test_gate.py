@@ -172,6 +172,23 @@ def test_a_sync_that_fails_is_tried_again_and_cuts_off_only_who_published() -> N
     assert sub.payloads() == [b"x"]
 
 
+def test_an_answer_that_cannot_leave_ends_its_connection_and_keeps_no_other_one_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = Gated()
+    one, two, three = (world.device(name) for name in ("one", "two", "three"))
+    for device in (one, two, three):
+        device.publish("a", b"x", 1, 1)
+
+    def fails(_: bytes) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(two.wire, "write", fails)
+    world.loop.run()
+    assert ([len(acks(one)), len(acks(three))], two.closed) == ([1, 1], True)
+    assert not world.gate.busy
+
+
 class Tap:
     """What a tap does: a ticket for each run of QoS 1 or 2, settled when the test says so."""
 
