@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["Broker"]
 
 HANDED_AT_ONCE: Final = 1000
-"""Messages of a session that has expired which go to others of its group before everybody else has a turn."""
+"""Messages of a session that is over which go to others of its group before everybody else has a turn."""
 A_MOMENT: Final = 0.001
 
 
@@ -113,7 +113,7 @@ class Broker(Dispatch):
         else:
             expiry = 0 if connect.clean else options.max_session_expiry
         if old is not None and (connect.clean or self.is_over(old)):
-            self.counts.sessions_expired += self.is_over(old)
+            self.counts.sessions_expired += old.persistent and self.is_over(old)
             self.end_session(old)
             old = None
         if old is None:
@@ -154,7 +154,11 @@ class Broker(Dispatch):
             else:
                 self._fire_will(session)
         if not session.persistent:
-            self.end_session(session)
+            if not self.closing and self.hand_on(session, HANDED_AT_ONCE):
+                session.expires_at = now
+                self.at(now + A_MOMENT, lambda: self.session_due(session))
+            else:
+                self.end_session(session)
             return
         if session.expiry != NEVER:
             session.expires_at = now + session.expiry
@@ -319,7 +323,7 @@ class Broker(Dispatch):
             if self.hand_on(session, HANDED_AT_ONCE):
                 self.at(self.clock.monotonic() + A_MOMENT, lambda: self.session_due(session))
                 return
-            self.counts.sessions_expired += 1
+            self.counts.sessions_expired += session.persistent  # else it was over with its connection
             self.end_session(session)
 
     def _fire_will(self, session: Session) -> None:

@@ -16,6 +16,7 @@ from penstock.kernel.mqtt import Run, make_run
 from penstock.mqtt.access import Access, Action, Who
 from penstock.mqtt.agenda import Agenda
 from penstock.mqtt.counts import Counts
+from penstock.mqtt.exchange import Flight
 from penstock.mqtt.journal import ENDED, HANDED_ON, Journal, Stored
 from penstock.mqtt.options import BrokerOptions
 from penstock.mqtt.packets import Will
@@ -254,39 +255,54 @@ class Dispatch(Agenda):
                 taken = True
         return taken
 
-    def hand_on(self, session: Session, most: int = 1 << 62) -> bool:
+    def hand_on(self, session: Session, most: int = 0) -> bool:
         """Give what a session that ends has not finished to other members of its groups (MQTT 5, 4.8.2).
 
-        That is what can have come by a group only; of QoS 2 what was never sent.  After about ``most`` messages return
-        whether some are left.
+        That is what can have come by a group only; of QoS 2 what was never sent.  It is kept once more, and a turn that
+        finds no room for it would keep everything else back: so no more at once than the journal can always take, and
+        nothing on a full disk; the rest is lost with its session.  With ``most`` this returns after about so many
+        messages, or where the turn has enough to write, and says whether some are left.
         """
         if all(each.group is None for each in session.subscriptions.values()):
             return False
-        for flight in list(session.exchange.flights):
-            if most <= 0:
-                return True
+        journal, exchange = self.journal, session.exchange
+        left, room, begun, missed = most, 0 if journal.full else journal.at_once, False, 0
+        for flight in list(exchange.flights):
             if flight.qos == 1 and not flight.released:
-                most -= flight.count
-                run = flight.run
-                if run is None and flight.stored is not None and (whole := self._load(flight.stored)):
-                    run = flight.run_from(whole)
-                session.exchange.replay(flight.first, flight.count, done=True)
-                handed = run is not None and self._deal_to_others(session, run)
+                if most and (left <= 0 or (room and journal.crowded)):
+                    return True
+                left -= flight.count
+                fits = room > 0 and (most > 0 or not begun or flight.size <= room)
+                handed = fits and self._hand(session, flight)
+                missed += 0 if fits else flight.count
+                if handed:
+                    begun, room = True, room if most else max(0, room - flight.size)
+                exchange.replay(flight.first, flight.count, done=True)
                 if flight.stored is not None:
-                    self.journal.done(session, flight.first, flight.count, HANDED_ON if handed else ENDED)
+                    journal.done(session, flight.first, flight.count, HANDED_ON if handed else ENDED)
         while session.queue:
-            if most <= 0:
+            if most and (left <= 0 or (room and journal.crowded)):
                 return True
             waiting = session.dequeue()
-            most -= waiting.count
-            run = waiting.run
-            if run is None and waiting.stored is not None and (whole := self._load(waiting.stored)):
-                run = waiting.run_from(whole)
-            handed = run is not None and self._deal_to_others(session, run)
+            left -= waiting.count
+            fits = room > 0 and (most > 0 or not begun or waiting.size <= room)
+            handed = fits and self._hand(session, waiting)
+            missed += 0 if fits else waiting.count
+            if handed:
+                begun, room = True, room if most else max(0, room - waiting.size)
             if waiting.stored is not None:
-                self.journal.consumed(session, waiting.stored, waiting.start + waiting.count)
-                self.journal.lost(session, waiting.count, HANDED_ON if handed else ENDED)
+                journal.consumed(session, waiting.stored, waiting.start + waiting.count)
+                journal.lost(session, waiting.count, HANDED_ON if handed else ENDED)
+        if missed:
+            _log.warning("%d messages ended with the session of %s: no room to hand them on", missed, session.client_id)
         return False
+
+    def _hand(self, session: Session, kept: Flight | Waiting) -> bool:
+        """Give messages of a session that ends to another one; return whether any were taken."""
+        run = kept.run
+        if run is None and kept.stored is not None and (whole := self._load(kept.stored)):
+            run = kept.run_from(whole)
+        return run is not None and self._deal_to_others(session, run)
 
     def _load(self, stored: Stored) -> Run | None:
         """Return messages that are not needed any more, or None: that they cannot be read keeps nothing from ending."""

@@ -58,6 +58,14 @@ class Journal(Protocol):
     def can_retain(self, run: Run) -> bool:
         """Whether there is room for such a message at all."""
 
+    @property
+    def at_once(self) -> int:
+        """Bytes of messages that one turn can always take, whatever room the disk has."""
+
+    @property
+    def crowded(self) -> bool:
+        """Whether this turn has as many to write already."""
+
     def store(self, run: Run, *, anew: bool = False) -> Stored:
         """Keep messages, before it is told who waits for them; ``anew``: once more, behind all that is kept."""
 
@@ -117,6 +125,9 @@ class MemoryJournal:
     def can_retain(self, run: Run) -> bool:  # noqa: ARG002
         """Return True: memory takes what a packet can hold."""
         return True
+
+    at_once: int = 1 << 62
+    crowded = False
 
     def store(self, run: Run, *, anew: bool = False) -> Stored:
         """Refuse: nothing is kept."""

@@ -42,6 +42,9 @@ MOST_LISTS: Final = 4096
 
 LARGEST_PACKET: Final = 1 << 62
 
+UNRESERVED: Final = 4 << 20
+"""Bytes that are handed on at once where no room is kept for a full disk."""
+
 LARGEST_RETAINED: Final = 15 << 20
 LONGEST_RETAINED_TOPIC: Final = c.LONGEST_KEY - 16
 
@@ -113,6 +116,16 @@ class StateJournal:
         """Whether the store takes such a value and such a key."""
         size = run.longest + len(run.forward)
         return size <= LARGEST_RETAINED and len(run.topic) <= LONGEST_RETAINED_TOPIC
+
+    @property
+    def at_once(self) -> int:
+        """A part of the room that is kept for a full disk: what else there is to write needs some as well."""
+        return self.reserve.size // 4 or UNRESERVED
+
+    @property
+    def crowded(self) -> bool:
+        """Whether this turn has as many to write already."""
+        return self._data_len >= self.at_once
 
     def store(self, run: Run, *, anew: bool = False) -> Stored:
         """Keep messages; twice in a turn only where that is wanted ``anew``."""

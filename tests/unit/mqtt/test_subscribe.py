@@ -359,6 +359,27 @@ def test_the_queue_of_a_member_that_does_not_come_back_goes_to_the_others_and_ho
     kept.kept.close()
 
 
+@pytest.mark.parametrize("kept", [False, True])
+def test_all_that_a_client_without_a_session_leaves_to_its_group_is_handed_on_bit_by_bit(kept: bool) -> None:
+    world: World | Kept = Kept(max_queued_messages=10_000) if kept else World(max_queued_messages=10_000)
+    pass_ = world.tick if isinstance(world, Kept) else world.pass_
+    brief = world.device("brief", expiry=0) if isinstance(world, Kept) else world.device("brief")
+    brief.subscribe("$share/g/t", qos=1)
+    brief.link.congested()
+    pub = world.device("pub")
+    for start in range(0, 2500, 250):
+        pub.send(*(p.Publish("t", b"%d" % n, 1, packet_id=n + 1) for n in range(start, start + 250)))
+    other = world.device("other")
+    other.subscribe("$share/g/t", qos=1)
+    brief.drop()
+    assert world.broker.sessions["brief"].queued_messages == 1500  # everybody else has a turn first
+    while "brief" in world.broker.sessions:
+        pass_(0.01)
+    pass_(0.01)
+    assert [int(m.payload) for m in other.messages()] == list(range(2500))
+    assert world.broker.counts.sessions_expired == 0
+
+
 @pytest.mark.parametrize("restarts", [False, True])
 def test_members_whose_sessions_end_together_do_not_hand_on_to_each_other(restarts: bool) -> None:
     kept = Kept(max_queued_messages=10_000)
