@@ -146,7 +146,7 @@ class Dispatch(Agenda):
                 if fits:
                     taken += 1
                 else:
-                    refused += 1
+                    refused += not self.is_over(session)
             elif session.ready:
                 link = session.link
                 assert link is not None

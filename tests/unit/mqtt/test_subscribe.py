@@ -364,7 +364,7 @@ def test_all_that_a_client_without_a_session_leaves_to_its_group_is_handed_on_bi
     world: World | Kept = Kept(max_queued_messages=10_000) if kept else World(max_queued_messages=10_000)
     pass_ = world.tick if isinstance(world, Kept) else world.pass_
     brief = world.device("brief", expiry=0) if isinstance(world, Kept) else world.device("brief")
-    brief.subscribe("$share/g/t", qos=1)
+    brief.subscribe("$share/g/t", "own", qos=1)
     brief.link.congested()
     pub = world.device("pub")
     for start in range(0, 2500, 250):
@@ -373,6 +373,10 @@ def test_all_that_a_client_without_a_session_leaves_to_its_group_is_handed_on_bi
     other.subscribe("$share/g/t", qos=1)
     brief.drop()
     assert world.broker.sessions["brief"].queued_messages == 1500  # everybody else has a turn first
+    answers = pub.publish("own", b"x", 1, 9)
+    if isinstance(world, Kept):
+        world.settle()
+    assert [*answers, *pub.read()][-1] == p.Ack(Kind.PUBACK, 9, Reason.NO_MATCHING_SUBSCRIBERS)
     while "brief" in world.broker.sessions:
         pass_(0.01)
     pass_(0.01)
