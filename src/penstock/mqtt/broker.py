@@ -156,6 +156,9 @@ class Broker(Dispatch):
         if not session.persistent:
             if not self.closing and self.hand_on(session, HANDED_AT_ONCE):
                 session.expires_at = now
+                if session.owed:  # it was kept: as one that has expired its messages are handed on after a kill as well
+                    session.expiry = 1
+                    self.journal.session(session)
                 self.at(now + A_MOMENT, lambda: self.session_due(session))
             else:
                 self.end_session(session)

@@ -10,6 +10,7 @@ from mqtt_statements import statement
 from mqtt_use import Device, World
 
 from penstock.mqtt import packets as p
+from penstock.mqtt.deliveries import measure
 from penstock.mqtt.packets import Kind
 from penstock.mqtt.reasons import Reason
 from penstock.mqtt.topics import matches
@@ -359,11 +360,11 @@ def test_the_queue_of_a_member_that_does_not_come_back_goes_to_the_others_and_ho
     kept.kept.close()
 
 
-@pytest.mark.parametrize("kept", [False, True])
-def test_all_that_a_client_without_a_session_leaves_to_its_group_is_handed_on_bit_by_bit(kept: bool) -> None:
-    world: World | Kept = Kept(max_queued_messages=10_000) if kept else World(max_queued_messages=10_000)
+@pytest.mark.parametrize("expiry", [None, 0, 1000])
+def test_all_that_a_client_without_a_session_leaves_to_its_group_is_handed_on_bit_by_bit(expiry: int | None) -> None:
+    world: World | Kept = World(max_queued_messages=10_000) if expiry is None else Kept(max_queued_messages=10_000)
     pass_ = world.tick if isinstance(world, Kept) else world.pass_
-    brief = world.device("brief", expiry=0) if isinstance(world, Kept) else world.device("brief")
+    brief = world.device("brief") if isinstance(world, World) else world.device("brief", expiry=expiry or 0)
     brief.subscribe("$share/g/t", "own", qos=1)
     brief.link.congested()
     pub = world.device("pub")
@@ -371,17 +372,49 @@ def test_all_that_a_client_without_a_session_leaves_to_its_group_is_handed_on_bi
         pub.send(*(p.Publish("t", b"%d" % n, 1, packet_id=n + 1) for n in range(start, start + 250)))
     other = world.device("other")
     other.subscribe("$share/g/t", qos=1)
-    brief.drop()
+    if expiry:
+        brief.bye(session_expiry=0)
+    else:
+        brief.drop()
     assert world.broker.sessions["brief"].queued_messages == 1500  # everybody else has a turn first
+    if isinstance(world, Kept):
+        assert world.kept.journal.deliveries.totals.owed == measure(world.broker.sessions.values())
     answers = pub.publish("own", b"x", 1, 9)
     if isinstance(world, Kept):
         world.settle()
-    assert [*answers, *pub.read()][-1] == p.Ack(Kind.PUBACK, 9, Reason.NO_MATCHING_SUBSCRIBERS)
+    ack = [*answers, *pub.read()][-1]
+    assert isinstance(ack, p.Ack)
+    assert (ack.packet_id, ack.reason < 0x80) == (9, True)  # nobody is refused because of it
     while "brief" in world.broker.sessions:
         pass_(0.01)
     pass_(0.01)
     assert [int(m.payload) for m in other.messages()] == list(range(2500))
-    assert world.broker.counts.sessions_expired == 0
+
+
+def test_what_an_ended_session_leaves_to_its_group_is_handed_on_after_a_kill_as_well() -> None:
+    kept = Kept(max_queued_messages=10_000)
+    ended = kept.device("ended")
+    ended.subscribe("$share/g/t", qos=1)
+    ended.link.congested()
+    pub = kept.device("pub")
+    for start in range(0, 2500, 250):
+        pub.send(*(p.Publish("t", b"%d" % n, 1, packet_id=n + 1) for n in range(start, start + 250)))
+    other = kept.subscriber("other", "$share/g/t")
+    ended.bye(session_expiry=0)
+    kept.settle()
+    kept.kept.checkpoints.begin()
+    kept.kept.gate.changed()
+    kept.settle()
+    assert "ended" in kept.broker.sessions
+    kept.kill()
+    while "ended" in kept.broker.sessions:
+        kept.tick(0.01)
+    other = kept.device("other")
+    found = [int(each.payload) for each in other.rest if isinstance(each, p.Publish)]  # type: ignore[attr-defined]
+    totals = kept.kept.journal.deliveries.totals
+    assert (found, totals.owed, totals.lost) == (list(range(2500)), 2500, {"handed on": 2500})
+    assert kept.kept.problems == []
+    kept.kept.close()
 
 
 @pytest.mark.parametrize("restarts", [False, True])
