@@ -224,6 +224,35 @@ def test_a_member_of_a_group_whose_session_ends_on_a_full_disk_leaves_room_for_t
     world.kept.close()
 
 
+def test_retained_messages_that_follow_a_subscription_leave_room_for_everybody_else() -> None:
+    world = FullWorld()
+    publisher, _ = world.connect("pub")
+    for number in range(200):
+        publisher.send(p.Publish(f"r/{number}", b"%03d" % number + bytes(PAYLOAD), 1, True, packet_id=1))
+        world.answers(publisher)
+    world.kept.checkpoints.begin()
+    world.kept.gate.changed()
+    world.until(lambda: world.kept.checkpoints.count > 0, passes=0.01)
+    world.disk.room = world.disk.used + RESERVED  # not full, and too little for all of it at once
+
+    device, _ = world.connect("sub")
+    device.send(p.Subscribe(1, (p.Filter("r/#", 1),)))
+    found: list[Any] = []
+
+    def step() -> bool:
+        world.kept.broker.tick()
+        for packet in device.read():
+            found.append(packet)
+            if isinstance(packet, p.Publish):
+                device.send(Ack(Kind.PUBACK, packet.packet_id))
+        assert not world.kept.gate.trouble
+        return len(found) == 201
+
+    world.until(step, passes=0.1)
+    assert {packet.payload[:3] for packet in found[1:]} == {b"%03d" % number for number in range(200)}
+    world.kept.close()
+
+
 def test_a_subscriber_may_ask_again_for_what_it_has_and_end_its_session() -> None:
     world = FullWorld()
     world.leave_behind("sub")

@@ -9,7 +9,7 @@ import enum
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from penstock.errors import PenstockError
 from penstock.kernel.mqtt import Run, ack_run
@@ -32,6 +32,9 @@ __all__ = ["Outgoing", "ConnectionState"]
 
 _log = logging.getLogger(__name__)
 
+LATER_SECONDS: Final = (0.001, 1.0)
+"""When retained messages go on after a turn that had enough to write, and on a disk that is full."""
+
 
 class ConnectionState(enum.Enum):
     """Where a connection is in its life."""
@@ -53,6 +56,7 @@ class Outgoing(Sink):
         "_problems",
         "_quota",
         "_state",
+        "_will_pump",
         "address",
         "alias_maximum",
         "answer",
@@ -84,7 +88,7 @@ class Outgoing(Sink):
         self._state = ConnectionState.WAITING
         self._packet_limit = LARGEST
         self._quota = 0
-        self._normal = False
+        self._normal = self._will_pump = False
         self._problems = True
 
     def sent(self, count: int, payload_bytes: int, size: int) -> None:
@@ -238,8 +242,12 @@ class Outgoing(Sink):
 
     def _replay(self, session: Session) -> None:
         """Send retained messages as far as the client's window and its connection go."""
-        room = self.room(session)
+        room, journal = self.room(session), self.broker.journal
+        keeps = journal.keeps and session.persistent
         while session.replays and session.ready and room > 0:
+            if keeps and (journal.full or journal.crowded):  # a turn that finds no room would keep everything back
+                self._pump_later(LATER_SECONDS[bool(journal.full)])
+                return
             found = next(session.replays[0], None)
             if found is None:
                 session.replays.pop(0)
@@ -250,6 +258,19 @@ class Outgoing(Sink):
                 room = self.room(session)
             else:
                 self.send_at_most_once(run, True, identifiers)
+
+    def _pump_later(self, seconds: float) -> None:
+        if not self._will_pump:
+            self._will_pump = True
+            self.broker.at(self.broker.clock.monotonic() + seconds, self._pump_now)
+
+    def _pump_now(self) -> None:
+        self._will_pump = False
+        try:
+            self.pump()
+        except Exception as exc:  # noqa: BLE001 - nobody else ends a connection after a fault here
+            _log.error("%s: cannot go on after a fault", self.client_id, exc_info=exc)
+            self.connection.abort(f"a fault: {type(exc).__name__}: {exc}")
 
     def room(self, session: Session) -> int:
         """Return how many messages may be sent before more are acknowledged."""
