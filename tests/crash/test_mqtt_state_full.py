@@ -78,10 +78,10 @@ class FullWorld:
         self.early = found[1:]
         return device, found[0]
 
-    def leave_behind(self, name: str) -> None:
+    def leave_behind(self, name: str, filter: str = "a/#") -> None:
         """Make a session that waits for everything."""
         device, _ = self.connect(name)
-        device.send(p.Subscribe(1, (p.Filter("a/#", 1),)))
+        device.send(p.Subscribe(1, (p.Filter(filter, 1),)))
         found = self.answers(device)
         assert found[0].reasons == (1,)
         device.drop()
@@ -193,6 +193,63 @@ def test_a_broker_starts_on_a_disk_that_others_have_filled_to_the_last_byte() ->
     world.fetch("sub")
     assert world.got == world.acked
     world.until(lambda: not world.kept.journal.full, passes=1.0)
+    world.kept.close()
+
+
+@pytest.mark.parametrize("expires", [True, False])
+def test_a_member_of_a_group_whose_session_ends_on_a_full_disk_leaves_room_for_the_others(expires: bool) -> None:
+    world = FullWorld()
+    for name in ("gone", "sub"):
+        world.leave_behind(name, "$share/g/a/#")
+    publisher, _ = world.connect("pub")
+    world.fill(publisher)
+    gone = world.kept.broker.sessions["gone"]
+    assert gone.queued_bytes > 4 * RESERVED  # what waits for it cannot be written once more
+    if expires:
+        gone.expires_at = world.clock.monotonic()
+        world.kept.broker.session_due(gone)
+    else:
+        clean = PatientDevice(world.kept.broker, 5)
+        clean.send(p.Connect("gone", 5, True))
+    world.until(lambda: not world.kept.gate.busy, passes=0.01)
+
+    assert world.kept.journal.trouble == ""
+    world.fetch("sub")
+    world.until(lambda: not world.kept.journal.full, passes=1.0)
+
+    assert world.publish(publisher, 50) == 0, "publishers go on"
+    world.fetch("sub")
+    lost = world.kept.journal.deliveries.totals.lost["session ended"]
+    assert len(world.got) == len({*world.got}) == len(world.acked) - lost
+    world.kept.close()
+
+
+def test_retained_messages_that_follow_a_subscription_leave_room_for_everybody_else() -> None:
+    world = FullWorld()
+    publisher, _ = world.connect("pub")
+    for number in range(200):
+        publisher.send(p.Publish(f"r/{number}", b"%03d" % number + bytes(PAYLOAD), 1, True, packet_id=1))
+        world.answers(publisher)
+    world.kept.checkpoints.begin()
+    world.kept.gate.changed()
+    world.until(lambda: world.kept.checkpoints.count > 0, passes=0.01)
+    world.disk.room = world.disk.used + RESERVED  # not full, and too little for all of it at once
+
+    device, _ = world.connect("sub")
+    device.send(p.Subscribe(1, (p.Filter("r/#", 1),)))
+    found: list[Any] = []
+
+    def step() -> bool:
+        world.kept.broker.tick()
+        for packet in device.read():
+            found.append(packet)
+            if isinstance(packet, p.Publish):
+                device.send(Ack(Kind.PUBACK, packet.packet_id))
+        assert not world.kept.gate.trouble
+        return len(found) == 201
+
+    world.until(step, passes=0.1)
+    assert {packet.payload[:3] for packet in found[1:]} == {b"%03d" % number for number in range(200)}
     world.kept.close()
 
 

@@ -10,7 +10,7 @@ from wire_use import PlainAuthenticator, plain_token
 
 from penstock.channels import ChannelServer, Client as Member
 from penstock.channels.wire import Heard
-from penstock.errors import OptionsError
+from penstock.errors import OptionsError, Refused
 from penstock.lifecycle import State
 from penstock.mqtt import Client as Device, MqttServer
 from penstock.node.config import load_config
@@ -110,6 +110,35 @@ async def test_an_acknowledgement_waits_for_the_channel_and_a_deleted_channel_is
         await meeting.stop()
         assert meeting.health().state is State.STOPPED
         await channels.stop()
+        await broker.stop()
+
+
+async def test_who_waits_for_a_meeting_that_ends_is_refused_and_not_kept_waiting(tmp_path: Path) -> None:
+    """The channel server of a node may fail while its broker goes on; the meeting ends with it, and begins anew."""
+    broker = MqttServer(port=0, data=str(tmp_path / "mqtt"), holds=True)
+    channels = ChannelServer(tmp_path / "channels", port=None, plain_port=0, modulator=PlainAuthenticator())
+    await broker.start()
+    await channels.start()
+    meeting = Meeting(
+        MeetingSpec(channel="ops", filter="plant/+", topic="people/ops"),
+        lambda: broker.broker,
+        lambda: channels.manager,
+    )
+    await meeting.start()
+    try:
+        async with asyncio.timeout(SECONDS), Device(broker.addresses["mqtt"]) as pump:
+            await channels.stop()
+            waiting = asyncio.create_task(pump.publish("plant/1", b"one", qos=1))
+            while not meeting.describe()["waiting"]["channel"]:
+                await asyncio.sleep(0.005)
+            await meeting.drain(0)
+            await meeting.stop()
+            with pytest.raises(Refused, match="QUOTA_EXCEEDED"):
+                await waiting
+            assert meeting.lost == {"to channel: stopped": 1}
+            await pump.publish("office/1", b"two", qos=1)
+    finally:
+        await meeting.stop()
         await broker.stop()
 
 

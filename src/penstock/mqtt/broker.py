@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["Broker"]
 
 HANDED_AT_ONCE: Final = 1000
-"""Messages of a session that has expired which go to others of its group before everybody else has a turn."""
+"""Messages of a session that is over which go to others of its group before everybody else has a turn."""
 A_MOMENT: Final = 0.001
 
 
@@ -112,7 +112,8 @@ class Broker(Dispatch):
             expiry = min(connect.properties.session_expiry or 0, options.max_session_expiry)
         else:
             expiry = 0 if connect.clean else options.max_session_expiry
-        if old is not None and connect.clean:
+        if old is not None and (connect.clean or self.is_over(old)):
+            self.counts.sessions_expired += old.persistent and self.is_over(old)
             self.end_session(old)
             old = None
         if old is None:
@@ -153,7 +154,14 @@ class Broker(Dispatch):
             else:
                 self._fire_will(session)
         if not session.persistent:
-            self.end_session(session)
+            if not self.closing and self.hand_on(session, HANDED_AT_ONCE):
+                session.expires_at = now
+                if session.owed:  # it was kept: as one that has expired its messages are handed on after a kill as well
+                    session.expiry = 1
+                    self.journal.session(session)
+                self.at(now + A_MOMENT, lambda: self.session_due(session))
+            else:
+                self.end_session(session)
             return
         if session.expiry != NEVER:
             session.expires_at = now + session.expiry
@@ -261,7 +269,7 @@ class Broker(Dispatch):
         if subscription is None:
             return Reason.NO_SUBSCRIPTION_EXISTED
         self._remove(subscription)
-        if session.persistent and self.journal.keeps:
+        if session.number:  # also where it is kept for its will only: what it had before is in the store
             self.journal.unsubscribed(session, name)
         return Reason.SUCCESS
 
@@ -314,11 +322,11 @@ class Broker(Dispatch):
 
     def session_due(self, session: Session) -> None:
         """Forget a session that has expired."""
-        if session.link is None and session.expires_at is not None and session.expires_at <= self.clock.monotonic():
+        if self.is_over(session):
             if self.hand_on(session, HANDED_AT_ONCE):
                 self.at(self.clock.monotonic() + A_MOMENT, lambda: self.session_due(session))
                 return
-            self.counts.sessions_expired += 1
+            self.counts.sessions_expired += session.persistent  # else it was over with its connection
             self.end_session(session)
 
     def _fire_will(self, session: Session) -> None:

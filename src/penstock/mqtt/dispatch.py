@@ -5,6 +5,7 @@ The part of a broker that every message passes; ``broker`` stands on it.  No soc
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Final, Protocol
 
@@ -15,6 +16,7 @@ from penstock.kernel.mqtt import Run, make_run
 from penstock.mqtt.access import Access, Action, Who
 from penstock.mqtt.agenda import Agenda
 from penstock.mqtt.counts import Counts
+from penstock.mqtt.exchange import Flight
 from penstock.mqtt.journal import ENDED, HANDED_ON, Journal, Stored
 from penstock.mqtt.options import BrokerOptions
 from penstock.mqtt.packets import Will
@@ -27,6 +29,8 @@ from penstock.mqtt.shared import SharedGroup
 from penstock.mqtt.topics import FilterTree
 
 __all__ = ["Dispatch", "Origin", "run_of"]
+
+_log = logging.getLogger(__name__)
 
 
 class Origin(Protocol):
@@ -142,7 +146,7 @@ class Dispatch(Agenda):
                 if fits:
                     taken += 1
                 else:
-                    refused += 1
+                    refused += not self.is_over(session)
             elif session.ready:
                 link = session.link
                 assert link is not None
@@ -242,45 +246,71 @@ class Dispatch(Agenda):
             granted = min(run.qos, target.qos)
             retain = run.retain and target.retain_as_published
             if granted:
-                taken |= bool(self.offer(target.session, hand.detached(), granted, retain, target.identifiers))
+                hand, stored = hand.detached(), None
+                if able is not None and self.journal.keeps and target.session.persistent:
+                    stored = self.journal.store(hand, anew=True)  # what came after it may wait there already
+                taken |= bool(self.offer(target.session, hand, granted, retain, target.identifiers, stored))
             elif target.session.link is not None:
                 target.session.link.send_at_most_once(hand, retain, target.identifiers)
                 taken = True
         return taken
 
-    def hand_on(self, session: Session, most: int = 1 << 62) -> bool:
+    def hand_on(self, session: Session, most: int = 0) -> bool:
         """Give what a session that ends has not finished to other members of its groups (MQTT 5, 4.8.2).
 
-        That is what can have come by a group only; of QoS 2 what was never sent.  After about ``most`` messages return
-        whether some are left.
+        That is what can have come by a group only; of QoS 2 what was never sent.  It is kept once more, and a turn that
+        finds no room for it would keep everything else back: so no more at once than the journal can always take, and
+        nothing on a full disk; the rest is lost with its session.  With ``most`` this returns after about so many
+        messages, or where the turn has enough to write, and says whether some are left.
         """
         if all(each.group is None for each in session.subscriptions.values()):
             return False
-        for flight in list(session.exchange.flights):
-            if most <= 0:
-                return True
+        journal, exchange = self.journal, session.exchange
+        left, room, begun, missed = most, 0 if journal.full else journal.at_once, False, 0
+        for flight in list(exchange.flights):
             if flight.qos == 1 and not flight.released:
-                most -= flight.count
-                run = flight.run
-                if run is None and flight.stored is not None and (whole := self.journal.load(flight.stored)):
-                    run = flight.run_from(whole)
-                session.exchange.replay(flight.first, flight.count, done=True)
-                handed = run is not None and self._deal_to_others(session, run)
+                if most and (left <= 0 or (room and journal.crowded)):
+                    return True
+                left -= flight.count
+                fits = room > 0 and (most > 0 or not begun or flight.size <= room)
+                handed = fits and self._hand(session, flight)
+                missed += 0 if fits else flight.count
+                if handed:
+                    begun, room = True, room if most else max(0, room - flight.size)
+                exchange.replay(flight.first, flight.count, done=True)
                 if flight.stored is not None:
-                    self.journal.done(session, flight.first, flight.count, HANDED_ON if handed else ENDED)
+                    journal.done(session, flight.first, flight.count, HANDED_ON if handed else ENDED)
         while session.queue:
-            if most <= 0:
+            if most and (left <= 0 or (room and journal.crowded)):
                 return True
             waiting = session.dequeue()
-            most -= waiting.count
-            run = waiting.run
-            if run is None and waiting.stored is not None and (whole := self.journal.load(waiting.stored)):
-                run = waiting.run_from(whole)
-            handed = run is not None and self._deal_to_others(session, run)
+            left -= waiting.count
+            fits = room > 0 and (most > 0 or not begun or waiting.size <= room)
+            handed = fits and self._hand(session, waiting)
+            missed += 0 if fits else waiting.count
+            if handed:
+                begun, room = True, room if most else max(0, room - waiting.size)
             if waiting.stored is not None:
-                self.journal.consumed(session, waiting.stored, waiting.start + waiting.count)
-                self.journal.lost(session, waiting.count, HANDED_ON if handed else ENDED)
+                journal.consumed(session, waiting.stored, waiting.start + waiting.count)
+                journal.lost(session, waiting.count, HANDED_ON if handed else ENDED)
+        if missed:
+            _log.warning("%d messages ended with the session of %s: no room to hand them on", missed, session.client_id)
         return False
+
+    def _hand(self, session: Session, kept: Flight | Waiting) -> bool:
+        """Give messages of a session that ends to another one; return whether any were taken."""
+        run = kept.run
+        if run is None and kept.stored is not None and (whole := self._load(kept.stored)):
+            run = kept.run_from(whole)
+        return run is not None and self._deal_to_others(session, run)
+
+    def _load(self, stored: Stored) -> Run | None:
+        """Return messages that are not needed any more, or None: that they cannot be read keeps nothing from ending."""
+        try:
+            return self.journal.load(stored)
+        except (OSError, MemoryError) as exc:
+            _log.error("%d messages cannot be read: %s", stored.count, exc or "no memory")
+            return None
 
     def _deal_to_others(self, session: Session, run: Run) -> bool:
         """Deal messages of a session that ends to the others of the group they came by; return whether one took any."""
@@ -292,8 +322,16 @@ class Dispatch(Agenda):
             return False
         if any(isinstance(each, Subscription) and each.session is session for each in found):
             return False
-        stays = self.closing
-        return self._deal(groups[0], run, lambda other: other is not session and (other.persistent or not stays))
+        return self._deal(groups[0], run, lambda other: other is not session and self._stays(other))
+
+    def _stays(self, session: Session) -> bool:
+        """Whether a session is worth handing something to: one that ends as well would only hand it back."""
+        return not self.is_over(session) and (session.persistent or not self.closing)
+
+    def is_over(self, session: Session) -> bool:
+        """Whether a session has expired, though it may not be gone yet."""
+        moment = session.expires_at
+        return session.link is None and moment is not None and moment <= self.clock.monotonic()
 
     def offer(
         self,
@@ -313,6 +351,8 @@ class Dispatch(Agenda):
             return 0
         if stored is None and self.journal.keeps and session.persistent:
             stored = self.journal.store(run)
+        if stored is not None and session.queue and not session.queue[-1].is_before(stored):
+            stored = self.journal.store(run, anew=True)  # a second copy, for another of its subscriptions
         last = self._last_queued  # most sessions take a message in the same form: they share what waits
         if stored is None or last.stored is not stored or last.start or last.count != run.count \
                 or (last.qos, last.retain, last.identifiers) != (qos, retain, identifiers):  # fmt: skip
@@ -348,7 +388,7 @@ class Dispatch(Agenda):
         run = waiting.run
         if run is None:
             assert waiting.stored is not None
-            run = self.journal.load(waiting.stored)
+            run = self._load(waiting.stored)
         self.drop(session, run or _NOTHING, reason, waiting.count)
         if waiting.stored is not None:
             self.journal.consumed(session, waiting.stored, waiting.start + waiting.count)

@@ -70,7 +70,12 @@ class Ticket:
 
     def __init__(self) -> None:
         self.open, self.reason = True, 0
-        self._answers: Answers | None = None
+        self._answers: tuple[Answers, ...] = ()
+
+    def wake(self, answers: Answers) -> None:
+        """Tell these when it is settled: of every connection over which the message came."""
+        if answers not in self._answers:
+            self._answers += (answers,)
 
     def done(self) -> None:
         """Let the acknowledgement go, as far as this ticket is concerned."""
@@ -83,8 +88,8 @@ class Ticket:
     def _settle(self, reason: int) -> None:
         if self.open:
             self.open, self.reason = False, reason
-            if self._answers is not None:
-                self._answers.go_on()
+            for answers in self._answers:
+                answers.go_on()
 
 
 class _PublishAck:
@@ -96,7 +101,17 @@ class _PublishAck:
         self.data, self.refuse, self.tickets = data, refuse, tickets
 
 
-_Item = bytes | memoryview | _PublishAck | Callable[[], None]
+class _LastWords:
+    """What is said to a connection that closes, whatever waits for a ticket before it."""
+
+    __slots__ = ("data", "why")
+
+    def __init__(self, data: bytes, why: str) -> None:
+        self.data, self.why = data, why
+
+
+_MayWait = bytes | memoryview | _PublishAck | Callable[[], None]
+_Item = _MayWait | _LastWords
 
 
 class Answers(Protocol):
@@ -126,6 +141,9 @@ class Answers(Protocol):
 
     def close(self, why: str) -> None:
         """Close the connection when everything before has left."""
+
+    def close_with(self, data: bytes, why: str) -> None:
+        """Send this and close the connection, when everything before has left that waits for no ticket."""
 
     def go_on(self) -> None:
         """Look again whether what waits for a ticket may leave; for tickets."""
@@ -173,6 +191,10 @@ class _Straight:
     def close(self, why: str) -> None:
         self._connection.close(why)
 
+    def close_with(self, data: bytes, why: str) -> None:
+        self._connection.write(data)
+        self._connection.close(why)
+
     def go_on(self) -> None: ...
 
 
@@ -204,7 +226,7 @@ class _Held:
 
     def __init__(self, gate: TurnGate, connection: Connection) -> None:
         self._gate, self._connection = gate, connection
-        self._behind: deque[_Item] | None = None
+        self._behind: deque[_MayWait] | None = None
         self.unkept: Callable[[], None] | None = None
 
     def write(self, data: bytes | memoryview) -> None:
@@ -242,13 +264,27 @@ class _Held:
         else:
             self._gate.hold(self, lambda: self._connection.close(why))
 
+    def close_with(self, data: bytes, why: str) -> None:
+        words = _LastWords(data, why)
+        if self._passes_trouble():
+            self._say_last(words)
+        else:
+            self._gate.hold(self, words)
+
+    def _say_last(self, words: _LastWords) -> None:
+        if words.data:
+            self._connection.write(words.data)
+        self._connection.close(words.why)
+
     def let_out(self, item: _Item) -> None:
         """Take an item whose turn has come."""
-        if self._behind is not None:
-            self._behind.append(item)
-        elif isinstance(item, bytes):
+        if isinstance(item, bytes) and self._behind is None:
             self._gate.held_bytes -= len(item)
             self._connection.write(item)
+        elif isinstance(item, _LastWords):  # what waits for a ticket stays: to refuse it is more than to say so
+            self._say_last(item)
+        elif self._behind is not None:
+            self._behind.append(item)
         elif not self._pass(item):
             self._behind = deque([item])
 
@@ -256,12 +292,22 @@ class _Held:
         behind = self._behind
         if behind is None:
             return
-        while behind and self._pass(behind[0]):
+        while behind:
+            try:
+                if not self._pass(behind[0]):
+                    break
+            except Exception as exc:  # noqa: BLE001 - whoever settles tickets has others to settle
+                self.give_up(exc)
             behind.popleft()
         if not behind:
             self._behind = None
 
-    def _pass(self, item: _Item) -> bool:
+    def give_up(self, fault: Exception) -> None:
+        """End a connection to which something could not be sent."""
+        _log.error("an answer cannot be sent", exc_info=fault)
+        self._connection.abort(f"a fault: {type(fault).__name__}: {fault}")
+
+    def _pass(self, item: _MayWait) -> bool:
         if isinstance(item, bytes | memoryview):
             self._gate.held_bytes -= len(item)
             self._connection.write(item)
@@ -269,7 +315,7 @@ class _Held:
             reason = 0
             for ticket in item.tickets:
                 if ticket.open:
-                    ticket._answers = self
+                    ticket.wake(self)
                     return False
                 reason = reason or ticket.reason
             self._gate.held_bytes -= len(item.data)
@@ -414,7 +460,10 @@ class TurnGate:
                 return
             turns.popleft()
             for answers, item in turn.items:
-                answers.let_out(item)
+                try:
+                    answers.let_out(item)
+                except Exception as exc:  # noqa: BLE001 - what ends one connection keeps nobody else's answers
+                    answers.give_up(exc)
         if self._paused and self.held_bytes <= MOST_HELD // 2:
             paused, self._paused = self._paused, set()
             for connection in paused:

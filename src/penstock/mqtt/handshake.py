@@ -165,7 +165,11 @@ class Handshake(Outgoing):
         if verdict.reason:
             self._refuse(verdict.reason, verdict.detail)
         else:
-            self._accept(verdict.username, None)
+            try:
+                self._accept(verdict.username, None)
+            except Exception as exc:  # noqa: BLE001 - nobody else ends a connection after a fault here
+                _log.error("%s: not let in after a fault", self.client_id, exc_info=exc)
+                self.connection.abort(f"a fault: {type(exc).__name__}: {exc}")
 
     def _accept(self, username: str | None, auth_data: bytes | None) -> None:
         packet, broker, options = self._connect, self.broker, self.broker.options

@@ -58,8 +58,16 @@ class Journal(Protocol):
     def can_retain(self, run: Run) -> bool:
         """Whether there is room for such a message at all."""
 
-    def store(self, run: Run) -> Stored:
-        """Keep messages, before it is told who waits for them."""
+    @property
+    def at_once(self) -> int:
+        """Bytes of messages that one turn can always take, whatever room the disk has."""
+
+    @property
+    def crowded(self) -> bool:
+        """Whether this turn has as many to write already."""
+
+    def store(self, run: Run, *, anew: bool = False) -> Stored:
+        """Keep messages, before it is told who waits for them; ``anew``: once more, behind all that is kept."""
 
     def load(self, stored: Stored) -> Run | None:
         """Return messages that were kept; None when they turn out to be damaged, which is said in the log."""
@@ -118,7 +126,10 @@ class MemoryJournal:
         """Return True: memory takes what a packet can hold."""
         return True
 
-    def store(self, run: Run) -> Stored:
+    at_once: int = 1 << 62
+    crowded = False
+
+    def store(self, run: Run, *, anew: bool = False) -> Stored:
         """Refuse: nothing is kept."""
         raise NotImplementedError
 

@@ -41,12 +41,13 @@ _FROM_SERVERS: Final = frozenset({Kind.CONNACK, Kind.SUBACK, Kind.UNSUBACK, Kind
 class Link(Handshake):
     """One connection: what its client publishes, acknowledges and asks for."""
 
-    __slots__ = ("_alias_bytes", "_aliases_in")
+    __slots__ = ("_alias_bytes", "_aliases_in", "_holds")
 
     def __init__(self, broker: Broker) -> None:
         super().__init__(broker)
         self._aliases_in: dict[int, bytes] = {}
         self._alias_bytes = 0
+        self._holds = 0
 
     # --- What the connection calls
 
@@ -95,13 +96,15 @@ class Link(Handshake):
             self._take_auth(data)
 
     def hold_reading(self) -> None:
-        """Read nothing more for now: what this client published cannot be taken yet."""
+        """Read nothing more for now: what this client published cannot be taken yet.  Each hold is ended once."""
+        self._holds += 1
         self.connection.pause_reading()
         self.connection.set_deadline(None)  # who is not read from is not silent
 
     def go_on_reading(self) -> None:
-        """Read again."""
-        if self._state is ConnectionState.OPEN:
+        """End a hold; with the last of them the client is read again."""
+        self._holds -= 1
+        if not self._holds and self._state is ConnectionState.OPEN:
             self.connection.set_deadline(1.5 * self.keep_alive if self.keep_alive else None)
             self.connection.resume_reading()
 

@@ -22,7 +22,7 @@ class MeteredLink(Link):
     What came is taken, and reading rests until it is paid for: TCP holds the client back, and nothing is lost.
     """
 
-    __slots__ = ("_bytes", "_held", "_messages", "_rests")
+    __slots__ = ("_bytes", "_messages", "_rests")
 
     def __init__(self, broker: Broker) -> None:
         super().__init__(broker)
@@ -33,7 +33,7 @@ class MeteredLink(Link):
             self._messages = TokenBucket(rate, max(1.0, rate * BURST_SECONDS), clock)
         if options.bytes_per_second is not None:
             self._bytes = TokenBucket(options.bytes_per_second, options.bytes_per_second * BURST_SECONDS, clock)
-        self._rests = self._held = False
+        self._rests = False
 
     def received(self, data: bytes) -> None:
         """Take what one read brought, and read no more until it is paid for."""
@@ -46,22 +46,9 @@ class MeteredLink(Link):
             seconds = max(seconds, self._bytes.take(len(data)))
         if seconds and not self._rests and self.session is not None:
             self._rests = True
-            if not self._held:
-                super().hold_reading()
+            self.hold_reading()
             self.broker.at(self.broker.clock.monotonic() + seconds, self._rested)
 
     def _rested(self) -> None:
         self._rests = False
-        if not self._held:
-            super().go_on_reading()
-
-    def hold_reading(self) -> None:
-        """Read nothing more for now, whatever the quota says."""
-        self._held = True
-        super().hold_reading()
-
-    def go_on_reading(self) -> None:
-        """Read again, unless the quota is used up."""
-        self._held = False
-        if not self._rests:
-            super().go_on_reading()
+        self.go_on_reading()

@@ -9,7 +9,7 @@ import enum
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from penstock.errors import PenstockError
 from penstock.kernel.mqtt import Run, ack_run
@@ -32,6 +32,9 @@ __all__ = ["Outgoing", "ConnectionState"]
 
 _log = logging.getLogger(__name__)
 
+LATER_SECONDS: Final = (0.001, 1.0)
+"""When retained messages go on after a turn that had enough to write, and on a disk that is full."""
+
 
 class ConnectionState(enum.Enum):
     """Where a connection is in its life."""
@@ -53,6 +56,7 @@ class Outgoing(Sink):
         "_problems",
         "_quota",
         "_state",
+        "_will_pump",
         "address",
         "alias_maximum",
         "answer",
@@ -84,7 +88,7 @@ class Outgoing(Sink):
         self._state = ConnectionState.WAITING
         self._packet_limit = LARGEST
         self._quota = 0
-        self._normal = False
+        self._normal = self._will_pump = False
         self._problems = True
 
     def sent(self, count: int, payload_bytes: int, size: int) -> None:
@@ -172,11 +176,11 @@ class Outgoing(Sink):
         return taken
 
     def hold_reading(self) -> None:
-        """Read nothing more for now."""
+        """Read nothing more until each hold has ended."""
         raise NotImplementedError
 
     def go_on_reading(self) -> None:
-        """Read again."""
+        """End a hold."""
         raise NotImplementedError
 
     def pump(self) -> None:
@@ -201,7 +205,11 @@ class Outgoing(Sink):
             run = waiting.run
             if run is None:
                 assert waiting.stored is not None
-                whole = self.broker.journal.load(waiting.stored)
+                try:
+                    whole = self.broker.journal.load(waiting.stored)
+                except BaseException:  # the disk may give it another time; this connection ends
+                    session.put_back(waiting)
+                    raise
                 if whole is None:
                     self.broker.count_drop("damaged", waiting.count)
                     self.broker.journal.consumed(session, waiting.stored, waiting.start + waiting.count)
@@ -234,8 +242,12 @@ class Outgoing(Sink):
 
     def _replay(self, session: Session) -> None:
         """Send retained messages as far as the client's window and its connection go."""
-        room = self.room(session)
+        room, journal = self.room(session), self.broker.journal
+        keeps = journal.keeps and session.persistent
         while session.replays and session.ready and room > 0:
+            if keeps and (journal.full or journal.crowded):  # a turn that finds no room would keep everything back
+                self._pump_later(LATER_SECONDS[bool(journal.full)])
+                return
             found = next(session.replays[0], None)
             if found is None:
                 session.replays.pop(0)
@@ -246,6 +258,19 @@ class Outgoing(Sink):
                 room = self.room(session)
             else:
                 self.send_at_most_once(run, True, identifiers)
+
+    def _pump_later(self, seconds: float) -> None:
+        if not self._will_pump:
+            self._will_pump = True
+            self.broker.at(self.broker.clock.monotonic() + seconds, self._pump_now)
+
+    def _pump_now(self) -> None:
+        self._will_pump = False
+        try:
+            self.pump()
+        except Exception as exc:  # noqa: BLE001 - nobody else ends a connection after a fault here
+            _log.error("%s: cannot go on after a fault", self.client_id, exc_info=exc)
+            self.connection.abort(f"a fault: {type(exc).__name__}: {exc}")
 
     def room(self, session: Session) -> int:
         """Return how many messages may be sent before more are acknowledged."""
@@ -425,21 +450,28 @@ class Outgoing(Sink):
     # --- Going out
 
     def taken_over(self) -> None:
-        """Another connection has this client id (MQTT-3.1.4-3)."""
-        self.disconnect(Reason.SESSION_TAKEN_OVER, "another connection has this client id")
+        """Another connection has this client id (MQTT-3.1.4-3); over that one comes again what has no answer yet."""
+        self.disconnect(Reason.SESSION_TAKEN_OVER, "another connection has this client id", at_once=True)
 
-    def disconnect(self, reason: int, why: str) -> None:
-        """Say why, where the version allows it, and close."""
+    def disconnect(self, reason: int, why: str, *, at_once: bool = False) -> None:
+        """Say why, where the version allows it, and close; ``at_once``: also while publishes wait for a ticket."""
         if self._state is ConnectionState.CLOSED:
             return
+        farewell = b""
         if self.version5 and self._state is ConnectionState.OPEN and self._packet_limit >= 3:
             farewell = self._farewell(reason, why)
             self._count_packet(farewell)
-            self.answers.tell(farewell)
+            if not at_once:
+                self.answers.tell(farewell)
         name = Reason(reason).name.lower()
         _log.info("%s (%s) is disconnected: %s", self.client_id or "?", self.address, why)
         self._counts.refused[name] = self._counts.refused.get(name, 0) + 1
-        self._close(why)
+        if at_once:
+            self._state = ConnectionState.CLOSED
+            self._leave(why)
+            self.answers.close_with(farewell, why)
+        else:
+            self._close(why)
 
     def _farewell(self, reason: int, why: str) -> bytes:
         """Return DISCONNECT; its words only where the client wants to hear them and has room."""

@@ -77,6 +77,10 @@ class Waiting:
         tail.count, tail.size = self.count - count, self.size - part
         return head, tail
 
+    def is_before(self, stored: Stored) -> bool:
+        """Whether a journal has these messages before others: what waits for a session stands in that order."""
+        return self.stored is None or self.stored.id < stored.id
+
     def run_from(self, run: Run) -> Run:
         """Return its messages out of the whole run that was stored."""
         if self.start:

@@ -42,6 +42,9 @@ MOST_LISTS: Final = 4096
 
 LARGEST_PACKET: Final = 1 << 62
 
+UNRESERVED: Final = 4 << 20
+"""Bytes that are handed on at once where no room is kept for a full disk."""
+
 LARGEST_RETAINED: Final = 15 << 20
 LONGEST_RETAINED_TOPIC: Final = c.LONGEST_KEY - 16
 
@@ -114,10 +117,20 @@ class StateJournal:
         size = run.longest + len(run.forward)
         return size <= LARGEST_RETAINED and len(run.topic) <= LONGEST_RETAINED_TOPIC
 
-    def store(self, run: Run) -> Stored:
-        """Keep messages."""
+    @property
+    def at_once(self) -> int:
+        """A part of the room that is kept for a full disk: what else there is to write needs some as well."""
+        return self.reserve.size // 4 or UNRESERVED
+
+    @property
+    def crowded(self) -> bool:
+        """Whether this turn has as many to write already."""
+        return self._data_len >= self.at_once
+
+    def store(self, run: Run, *, anew: bool = False) -> Stored:
+        """Keep messages; twice in a turn only where that is wanted ``anew``."""
         found = self._by_run.get(id(run))
-        if found is not None:
+        if found is not None and not anew:
             return found
         data = run.packets()
         expires = run.expiry >= 0
@@ -327,7 +340,7 @@ class StateJournal:
         self._changes_len = self._data_len = 0
         self.turns += 1
         if segment.end - segment.start >= self.options.segment_bytes:
-            with contextlib.suppress(OSError):  # what was told is written: the next turn tries again
+            with contextlib.suppress(OSError, MemoryError):  # what was told is written: the next turn tries again
                 self.roll()
         return True
 

@@ -135,7 +135,7 @@ class Checkpoints:
                 return
             try:
                 self.begin()
-            except OSError as exc:
+            except Exception as exc:  # noqa: BLE001 - the turn is written, whatever became of this
                 self._put_off(exc)
                 return
         if self._applying is None:
@@ -164,7 +164,10 @@ class Checkpoints:
     def begin(self) -> None:
         """Take what is dirty now as what is to be written; changes from here on are for the next one."""
         journal = self._journal
-        if journal.log.segments[-1].end > journal.log.segments[-1].start:
+        newest = journal.log.segments[-1]
+        size, again = newest.end - newest.start, self._began_end < 0
+        # A try after one that failed makes no file of its own: there may be one every few seconds, for days.
+        if size and not (again and size < journal.options.segment_bytes and not journal.full):
             journal.roll()
         cursor = journal.log.end
         journal.write_totals()  # so that they are behind the cursor, whatever goes before it

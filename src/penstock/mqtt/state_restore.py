@@ -449,6 +449,8 @@ class Restore:
         if resume:
             for number, session in self._sessions.items():
                 self._resume(session, self._data[number])
+            for session in self._sessions.values():  # not before: who is over by now gets nothing of the others
+                self._catch_up(session)
         self.messages = self._broker.budget.queued_messages
 
     def _place(self, session: Session, data: c.SessionData) -> None:
@@ -502,8 +504,7 @@ class Restore:
 
     def _resume(self, session: Session, data: c.SessionData) -> None:
         """Let time go on for a session: it has no connection now."""
-        broker, own = self._broker, self._own
-        now = broker.clock.monotonic()
+        own, now = self._own, self._broker.clock.monotonic()
         if data.connected:
             delay = min(session.will.properties.will_delay or 0, session.expiry) if session.will is not None else 0
             session.will_at = None if session.will is None else now + delay
@@ -513,6 +514,11 @@ class Restore:
             session.expires_at = None if data.expires_ns == c.NEVER_NS else own.to_monotonic(data.expires_ns)
         if data.connected:
             self._journal.session(session)
+
+    def _catch_up(self, session: Session) -> None:
+        """Do what is due for a session, and have the rest done in time."""
+        broker = self._broker
+        now = broker.clock.monotonic()
         if session.will_at is not None:
             if session.will_at <= now:
                 broker.will_due(session)  # before its client can come back

@@ -191,6 +191,7 @@ class Tap:
                 else:
                     self._count_lost([entry], "stopped")
         self._troubles.clear()
+        self._let_go()
         await self._no_sync.wait()
         self._close_logs()
         self._state = State.STOPPED
@@ -328,10 +329,10 @@ class Tap:
         for entry in entries:
             count += entry.count
             with_ids |= entry.qos == 2
-            if entry.doubled:
-                self._doubt.settle(entry.client, entry.doubled)
             if entry.ticket is not None:
                 waiting.append(entry)
+            elif entry.doubled:
+                self._doubt.settle(entry.client, entry.doubled)
         self.records += count
         _records.add(count, tap=self.name)
         log.noted_later(count, with_ids)
@@ -341,7 +342,15 @@ class Tap:
             self._unsynced.setdefault(path, []).extend(waiting)
             self._sync(path, log)
         else:
-            _done(waiting)
+            self._done(waiting)
+
+    def _done(self, entries: list[_Entry]) -> None:
+        """Let the acknowledgements of what has its place go."""
+        for entry in entries:
+            if entry.doubled:
+                self._doubt.settle(entry.client, entry.doubled)
+            if entry.ticket is not None:
+                entry.ticket.done()
 
     def _tell_tapped(self, path: str, entries: list[_Entry], tell: Callable[[str, str, Run, int], None]) -> None:
         for entry in entries:
@@ -429,7 +438,7 @@ class Tap:
         self._syncing.discard(path)
         exc = future.exception()
         if exc is None:
-            _done(entries)
+            self._done(entries)
         else:
             _log.error("%s: %s: %s", self.name, path, exc)
             for entry in entries:
@@ -526,9 +535,13 @@ class Tap:
         if path not in self._troubles:
             _log.warning("%s: %s can be written again", self.name, path)
         if not self._troubles:
-            held, self._held = self._held, set()
-            for link in held:
-                link.go_on_reading()
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Read again from those that were held back."""
+        held, self._held = self._held, set()
+        for link in held:
+            link.go_on_reading()
 
     def _forget_ids(self) -> None:
         """Let messages come again whose ids the sessions know: a power cut took their records."""
@@ -563,12 +576,6 @@ class _Notes:
             except (OSError, PenstockError) as exc:
                 _log.warning("%s: %s: %s", self._tap.name, path, exc)
         return None
-
-
-def _done(entries: list[_Entry]) -> None:
-    for entry in entries:
-        if entry.ticket is not None:
-            entry.ticket.done()
 
 
 def _kind_of(exc: OptionsError) -> str:

@@ -183,10 +183,14 @@ class Meeting:
                         await self._idle[side].wait()
 
     async def stop(self) -> None:
-        """End; what still waits is counted, and what waits for its acknowledgement gets none."""
+        """End; what still waits is counted, and refused where it waits for its acknowledgement."""
         if self._life.state.serves:
             self._leave()
         await self._life.cancel()
+        up, self._up = self._up, deque()
+        for _, ticket in up:  # the broker may go on: a publisher must not wait for what is no longer there
+            if ticket is not None:
+                ticket.refuse(Reason.QUOTA_EXCEEDED)
         for side, waiting in self._waiting.items():
             if waiting:
                 self._lose(side, "stopped", waiting)

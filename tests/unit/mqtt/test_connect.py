@@ -359,6 +359,20 @@ def test_credentials_are_checked_before_anything_else_happens(version: int) -> N
     assert len(world.broker.retained) == 1
 
 
+def test_a_fault_when_credentials_were_checked_ends_that_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    checks = Later()
+    world = World(authenticator=checks)
+    device = Device(world.broker)
+    device.send(p.Connect("dev", 5, username="ann", password=b"pw"))
+
+    def fails(*_: Any) -> Any:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(world.broker, "attach", fails)
+    checks.asked[0][1](Verdict(username="ann"))
+    assert (device.closed, world.broker.sessions) == (True, {})
+
+
 @BOTH
 def test_a_wrong_password_is_said_and_a_late_answer_to_a_lost_connection_does_nothing(version: int) -> None:
     checks = Later()

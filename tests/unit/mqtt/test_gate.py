@@ -172,6 +172,23 @@ def test_a_sync_that_fails_is_tried_again_and_cuts_off_only_who_published() -> N
     assert sub.payloads() == [b"x"]
 
 
+def test_an_answer_that_cannot_leave_ends_its_connection_and_keeps_no_other_one_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = Gated()
+    one, two, three = (world.device(name) for name in ("one", "two", "three"))
+    for device in (one, two, three):
+        device.publish("a", b"x", 1, 1)
+
+    def fails(_: bytes) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(two.wire, "write", fails)
+    world.loop.run()
+    assert ([len(acks(one)), len(acks(three))], two.closed) == ([1, 1], True)
+    assert not world.gate.busy
+
+
 class Tap:
     """What a tap does: a ticket for each run of QoS 1 or 2, settled when the test says so."""
 
@@ -244,6 +261,29 @@ def test_a_message_that_comes_again_waits_for_what_it_waited_for_the_first_time(
     tap.tickets[2].done()
     assert acks(pub) == [(5, 0x97 if refused else 0), (6, 0)]
     assert world.broker.sessions["pub"].received == ({4, 6} if refused else {4, 5, 6})
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_a_connection_that_was_taken_over_ends_though_a_ticket_is_open_and_what_it_held_is_let_go(version: int) -> None:
+    world = Gated()
+    tap = Tap(world)
+    keep: Any = {"clean": False, "properties": p.Properties(session_expiry=1000) if version == 5 else p.NONE}
+    old = world.device("pub", version, **keep)
+    for number in (4, 5):
+        old.publish("a", b"x", 2, number)
+    world.loop.run()
+    new = world.device("pub", version, **keep)
+    assert old.closed
+    assert [type(each) for each in old.read()] == ([p.Disconnect] if version == 5 else [])
+    for number in (4, 5):
+        new.publish("a", b"x", 2, number, dup=True)
+    world.loop.run()
+    tap.tickets[1].refuse(Reason.QUOTA_EXCEEDED)
+    tap.tickets[0].done()
+    assert acks(new) == ([(4, 0), (5, 0x97)] if version == 5 else [(4, 0)])
+    world.loop.run()
+    assert (new.closed, world.gate.held_bytes) == (version == 4, 0)
+    assert world.broker.sessions["pub"].received == {4}
 
 
 def test_a_ticket_that_is_refused_when_its_client_is_gone_frees_the_packet_id() -> None:

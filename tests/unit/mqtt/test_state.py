@@ -17,6 +17,7 @@ from penstock.mqtt.packets import Kind
 from penstock.mqtt.reasons import Reason
 from penstock.mqtt.retained_data import decode_retained
 from penstock.mqtt.state_backup import back_up, verify
+from penstock.mqtt.state_checkpoint import AGAIN_SECONDS
 from penstock.mqtt.state_dump import dump
 from penstock.store import AppendLogStore
 
@@ -286,6 +287,99 @@ def test_a_will_is_published_after_what_is_left_of_its_delay() -> None:
     assert kept.broker.sessions["sub"].queued_messages == 0
     kept.tick(40)
     assert kept.broker.sessions["sub"].queued_messages == 1
+    kept.kept.close()
+
+
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), MemoryError()])
+def test_what_cannot_be_read_now_is_delivered_when_it_can(error: Exception) -> None:
+    kept = Kept()
+    sub, pub = kept.subscriber("sub"), kept.device("pub")
+    sub.drop()
+    for number in range(1, 4):
+        pub.publish("a", b"%d" % number, 1, number)
+        kept.settle()
+    for _ in range(3):
+        sub = Device(kept.broker)
+        kept.disk.fail("read_at", error, path=".turns")
+        with pytest.raises(type(error)):  # what ends a connection, and no other
+            sub.send(p.Connect("sub", 5, False, properties=p.Properties(session_expiry=1000)))
+        sub.drop()
+        kept.settle()
+    kept.tick(10)
+    sub = kept.device("sub")
+    assert [each.payload for each in sub.rest if isinstance(each, p.Publish)] == [b"1", b"2", b"3"]  # type: ignore[attr-defined]
+    kept.kept.close()
+
+
+def test_a_checkpoint_that_cannot_begin_takes_nobodys_acknowledgement() -> None:
+    kept = Kept()
+    pub = kept.device("pub")
+    kept.clock.pass_(kept.persistence.checkpoint_seconds + 1)
+    kept.disk.fail("create", MemoryError(), path=".turns")
+    pub.publish("a", b"x", 1, 1)
+    kept.settle()
+    assert pub.read() == [p.Ack(Kind.PUBACK, 1, Reason.NO_MATCHING_SUBSCRIBERS)]
+    assert kept.kept.gate.trouble == ""
+    kept.kept.close()
+
+
+def test_a_subscription_that_ended_does_not_come_back_with_the_next_session_of_its_client() -> None:
+    kept = Kept()
+    kept.subscriber("dev", "jobs").drop()
+    kept.restart()
+    dev = kept.device("dev", expiry=0, will=p.Will("gone", b"x"))  # kept for its will only
+    dev.send(p.Unsubscribe(1, ("jobs",)))
+    dev.bye()
+    kept.subscriber("dev", "others").drop()
+    kept.restart()
+    assert kept.broker.sessions["dev"].subscriptions.keys() == {"others"}
+    kept.kept.close()
+
+
+def test_a_store_that_cannot_be_written_for_long_makes_no_file_with_each_try() -> None:
+    kept = Kept()
+    sub, pub = kept.subscriber("sub"), kept.device("pub")
+    sub.drop()
+
+    def fails(operation: str, path: str) -> None:
+        if operation.startswith("write") and "state.snap" in path:
+            raise OSError(5, "Input/output error")
+
+    kept.disk.on_call = fails
+    kept.tick(kept.persistence.checkpoint_seconds + 1)
+    for number in range(1, 31):
+        pub.publish("a", b"%d" % number, 1, number)
+        kept.tick(AGAIN_SECONDS + 1)
+    assert kept.kept.checkpoints.count == 0
+    assert kept.kept.journal.log.files <= 3
+    kept.disk.on_call = None
+    pub.publish("a", b"31", 1, 31)
+    kept.tick(AGAIN_SECONDS + 1)
+    assert kept.kept.checkpoints.count == 1
+    pub.publish("a", b"32", 1, 32)
+    kept.settle()
+    kept.kill()
+    sub = kept.device("sub")
+    assert [each.payload for each in sub.rest if isinstance(each, p.Publish)] == [b"%d" % n for n in range(1, 33)]  # type: ignore[attr-defined]
+    assert kept.kept.problems == []
+    kept.kept.close()
+
+
+def test_a_session_ends_though_what_waits_for_it_cannot_be_read() -> None:
+    kept = Kept()
+    away, other = kept.device("away", expiry=60), kept.subscriber("other", "$share/g/#")
+    away.subscribe("$share/g/#", qos=1)
+    away.drop()
+    other.link.congested()
+    pub = kept.device("pub")
+    for number in range(1, 5):
+        pub.publish("a", b"%d" % number, 1, number)
+        kept.settle()
+    kept.disk.fail("read_at", OSError(5, "Input/output error"), path=".turns")
+    kept.tick(61)
+    assert "away" not in kept.broker.sessions
+    totals = kept.kept.journal.deliveries.totals
+    assert (totals.came, totals.lost, totals.owed) == (5, {"handed on": 1, "session ended": 1}, 3)
     kept.kept.close()
 
 

@@ -7,9 +7,10 @@ import random
 import pytest
 from mqtt_state_use import Kept
 from mqtt_statements import statement
-from mqtt_use import World
+from mqtt_use import Device, World
 
 from penstock.mqtt import packets as p
+from penstock.mqtt.deliveries import measure
 from penstock.mqtt.packets import Kind
 from penstock.mqtt.reasons import Reason
 from penstock.mqtt.topics import matches
@@ -356,6 +357,163 @@ def test_the_queue_of_a_member_that_does_not_come_back_goes_to_the_others_and_ho
     kept.kill()
     assert kept.kept.problems == []
     assert kept.kept.journal.deliveries.totals == totals
+    kept.kept.close()
+
+
+@pytest.mark.parametrize("expiry", [None, 0, 1000])
+def test_all_that_a_client_without_a_session_leaves_to_its_group_is_handed_on_bit_by_bit(expiry: int | None) -> None:
+    world: World | Kept = World(max_queued_messages=10_000) if expiry is None else Kept(max_queued_messages=10_000)
+    pass_ = world.tick if isinstance(world, Kept) else world.pass_
+    brief = world.device("brief") if isinstance(world, World) else world.device("brief", expiry=expiry or 0)
+    brief.subscribe("$share/g/t", "own", qos=1)
+    brief.link.congested()
+    pub = world.device("pub")
+    for start in range(0, 2500, 250):
+        pub.send(*(p.Publish("t", b"%d" % n, 1, packet_id=n + 1) for n in range(start, start + 250)))
+    other = world.device("other")
+    other.subscribe("$share/g/t", qos=1)
+    if expiry:
+        brief.bye(session_expiry=0)
+    else:
+        brief.drop()
+    assert world.broker.sessions["brief"].queued_messages == 1500  # everybody else has a turn first
+    if isinstance(world, Kept):
+        assert world.kept.journal.deliveries.totals.owed == measure(world.broker.sessions.values())
+    answers = pub.publish("own", b"x", 1, 9)
+    if isinstance(world, Kept):
+        world.settle()
+    ack = [*answers, *pub.read()][-1]
+    assert isinstance(ack, p.Ack)
+    assert (ack.packet_id, ack.reason < 0x80) == (9, True)  # nobody is refused because of it
+    while "brief" in world.broker.sessions:
+        pass_(0.01)
+    pass_(0.01)
+    assert [int(m.payload) for m in other.messages()] == list(range(2500))
+
+
+def test_what_an_ended_session_leaves_to_its_group_is_handed_on_after_a_kill_as_well() -> None:
+    kept = Kept(max_queued_messages=10_000)
+    ended = kept.device("ended")
+    ended.subscribe("$share/g/t", qos=1)
+    ended.link.congested()
+    pub = kept.device("pub")
+    for start in range(0, 2500, 250):
+        pub.send(*(p.Publish("t", b"%d" % n, 1, packet_id=n + 1) for n in range(start, start + 250)))
+    other = kept.subscriber("other", "$share/g/t")
+    ended.bye(session_expiry=0)
+    kept.settle()
+    kept.kept.checkpoints.begin()
+    kept.kept.gate.changed()
+    kept.settle()
+    assert "ended" in kept.broker.sessions
+    kept.kill()
+    while "ended" in kept.broker.sessions:
+        kept.tick(0.01)
+    other = kept.device("other")
+    found = [int(each.payload) for each in other.rest if isinstance(each, p.Publish)]  # type: ignore[attr-defined]
+    totals = kept.kept.journal.deliveries.totals
+    assert (found, totals.owed, totals.lost) == (list(range(2500)), 2500, {"handed on": 2500})
+    assert kept.kept.problems == []
+    kept.kept.close()
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_members_whose_sessions_end_together_do_not_hand_on_to_each_other(restarts: bool) -> None:
+    kept = Kept(max_queued_messages=10_000)
+    for name in ("one", "two"):
+        device = kept.device(name, expiry=60)
+        device.subscribe("$share/g/t", qos=1)
+        device.drop()
+    pub = kept.device("pub", expiry=10_000)
+    for start in range(0, 3000, 250):
+        pub.send(*(p.Publish("t", b"%d" % n, 1, packet_id=n + 1) for n in range(start, start + 250)))
+    kept.settle()
+    if restarts:
+        kept.leave()
+    kept.clock.pass_(61)
+    if restarts:
+        kept.open()
+    for _ in range(10):
+        kept.tick(0.01)
+    assert kept.broker.sessions.keys() == {"pub"}
+    totals = kept.kept.journal.deliveries.totals
+    assert (totals.came, totals.lost, totals.owed) == (3000, {"session ended": 3000}, 0)
+    kept.kept.close()
+
+
+def test_a_client_that_comes_while_the_queue_of_its_ended_session_is_handed_on_begins_a_new_one() -> None:
+    kept = Kept()
+    away, other = kept.device("away", expiry=60), kept.subscriber("other", "$share/g/t")
+    away.subscribe("$share/g/t", "own", qos=1)
+    away.drop()
+    other.link.congested()
+    pub = kept.device("pub")
+    for start in range(0, 2000, 250):
+        topics = ("t" if n % 2 else "own" for n in range(start, start + 250))
+        pub.send(*(p.Publish(each, b"x", 1, packet_id=n + 1) for n, each in enumerate(topics, start)))
+    kept.settle()
+    kept.tick(61)
+    assert "away" in kept.broker.sessions  # it is being handed on
+    away = kept.device("away")
+    assert not away.connack.session_present  # type: ignore[attr-defined]
+    kept.tick(1)
+    assert away.messages() == []
+    assert kept.broker.sessions["other"].queued_messages == 1000
+    totals = kept.kept.journal.deliveries.totals
+    assert (totals.lost, totals.owed) == ({"handed on": totals.lost["handed on"], "session ended": 1000}, 1000)
+    kept.kept.close()
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_what_is_handed_on_in_the_turn_in_which_it_came_is_there_after_a_kill(restarts: bool) -> None:
+    kept = Kept()
+    away = kept.device("away")
+    away.subscribe("$share/g/#", "own/#", qos=1)
+    away.drop()
+    brief, pub = kept.device("brief"), kept.device("pub")
+    brief.subscribe("$share/g/#", qos=1)
+    kept.settle()
+    for number, topic in enumerate(("job", "own/1", "job", "own/2", "job"), 1):
+        pub.publish(topic, b"%d" % number, 1, number)
+    brief.bye(session_expiry=0)  # in the same turn: nothing of it was written yet
+    kept.settle()
+    first = Device(kept.broker)
+    first.send(p.Connect("away", 5, False, properties=p.Properties(session_expiry=1000, receive_maximum=1)))
+    kept.settle()
+    if restarts:
+        kept.restart()
+    else:
+        kept.kill()
+    assert kept.broker.sessions["away"].owed == kept.kept.journal.deliveries.totals.owed == 7
+    away = kept.device("away")
+    found = [each.payload for each in away.rest if isinstance(each, p.Publish)]  # type: ignore[attr-defined]
+    assert sorted(found) == [b"1", b"2", b"2", b"3", b"4", b"4", b"5"]
+    kept.kept.close()
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_message_that_waits_for_a_client_twice_is_there_as_often_after_a_kill(restarts: bool) -> None:
+    kept = Kept()
+    props = p.Properties(session_expiry=1000, receive_maximum=1)
+    sub = kept.device("sub")
+    sub.subscribe("$share/g/#", "$share/h/#", "#", qos=2)
+    sub.drop()
+    pub = kept.device("pub")
+    for number in (1, 2):
+        pub.publish("a", b"%d" % number, 2, number)
+        kept.settle()
+    sub = Device(kept.broker)
+    sub.send(p.Connect("sub", 5, False, properties=props))  # the first copy of three is under way
+    kept.settle()
+    if restarts:
+        kept.restart()
+    else:
+        kept.kill()
+    totals = kept.kept.journal.deliveries.totals
+    assert (totals.came, totals.owed, kept.broker.sessions["sub"].owed) == (6, 6, 6)
+    sub = kept.device("sub")
+    got = [each for each in sub.rest if isinstance(each, p.Publish)]  # type: ignore[attr-defined]
+    assert sorted(each.payload for each in got) == [b"1"] * 3 + [b"2"] * 3
     kept.kept.close()
 
 

@@ -14,6 +14,8 @@ from mqtt_use import Device
 from penstock.log import open_log
 from penstock.log.envelope import decode_envelope
 from penstock.mqtt import packets as p
+from penstock.mqtt.link import Link
+from penstock.mqtt.metered import MeteredLink
 from penstock.mqtt.packets import Kind
 from penstock.mqtt.tap import Tap, TapSpec
 from penstock.mqtt.tapped import _note_of
@@ -90,9 +92,14 @@ def test_a_message_whose_sync_failed_is_in_the_log_once_when_it_comes_again(tmp_
     log.sync = no_room  # type: ignore[method-assign]
     for number in (1, 2):
         pub.publish("a", b"%d" % number, 2, number)
-    answers = answered(kept, tap, pub)
-    assert answers == ([p.Ack(Kind.PUBREC, number, 0x97) for number in (1, 2)] if version == 5 else [])
-    assert kept.broker.sessions["pub"].received == set()
+    for _ in range(2):  # twice
+        answers = answered(kept, tap, pub)
+        assert answers == ([p.Ack(Kind.PUBREC, number, 0x97) for number in (1, 2)] if version == 5 else [])
+        assert kept.broker.sessions["pub"].received == set()
+        pub = kept.device("pub", version=version)
+        for number in (1, 2):
+            pub.publish("a", b"%d" % number, 2, number, dup=True)
+    answered(kept, tap, pub)
     log.sync = sync  # type: ignore[method-assign]
     pub = kept.device("pub", version=version)
     for number in (1, 2):
@@ -127,4 +134,32 @@ def test_what_a_log_never_takes_is_counted_by_few_reasons(tmp_path: Path) -> Non
     assert list(tap.lost.values()) == [3]
     tap._detach()
     tap._close_logs()
+    kept.kept.close()
+
+
+@pytest.mark.parametrize("kind", [Link, MeteredLink])
+def test_who_is_held_is_read_again_when_every_tap_that_holds_it_can_be_written_or_is_gone(
+    tmp_path: Path, kind: type[Link]
+) -> None:
+    kept = Kept()
+    taps = [Tap(TapSpec(filter="#", path=f"{tmp_path}/{name}"), kept.broker) for name in ("one", "two")]
+    for tap in taps:
+        tap.attach()
+        tap._open = no_room  # type: ignore[method-assign]
+    device = Device(kept.broker)
+    device.link = kind(kept.broker)
+    device.link.opened(device.wire)
+    device.send(p.Connect("pub", 5))
+    kept.settle()
+    device.read()
+    device.publish("a", b"1", 1, packet_id=1)
+    kept.settle()
+    assert (device.read(), device.wire.reading) == ([], False)
+    asyncio.run(taps[0].stop())
+    kept.settle()
+    assert (device.read(), device.wire.reading) == ([], False)  # the other one waits still
+    asyncio.run(taps[1].stop())
+    kept.settle()
+    assert (device.read(), device.wire.reading) == ([p.Ack(Kind.PUBACK, 1, 0x97)], True)
+    assert device.wire.deadline == 90
     kept.kept.close()
