@@ -185,7 +185,8 @@ def prune(
 
 def compact(
     url: Annotated[str, typer.Argument(metavar="URL", help="A place with shipped logs below it.")],
-    file_bytes: Annotated[int, typer.Option(min=1, help="Payload bytes of a file, about.")] = 128 << 20,
+    file_bytes: Annotated[int, typer.Option(min=1, help="Bytes of a file's records, 64 and the payload each.")] = 128
+    << 20,
     forget: Annotated[bool, typer.Option("--forget", help="Forget the originals; prune removes them.")] = False,
     json: JsonOption = False,
 ) -> None:
