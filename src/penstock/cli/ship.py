@@ -194,12 +194,14 @@ def compact(
 
     What was shipped since the last time goes into few Parquet files, under a manifest of their own.
     """
-    from penstock.ship import compact_fleet, forget_compacted
+    from penstock.ship import compact_fleet, find_shipped, forget_compacted
 
     with progress_bar(f"compacting {url}") as bar:
         bar.add_task("", total=None)
         manifest = compact_fleet(url, file_bytes=file_bytes)
         shorter = forget_compacted(url) if forget else []
+    if not manifest.files and not find_shipped(url):
+        raise NotFoundError(f"{url}: nothing was shipped below this place")
     rows = sum(file.rows for file in manifest.files)
     if json:
         emit_json({"url": url, "files": len(manifest.files), "rows": rows, "forgotten": shorter})

@@ -92,7 +92,8 @@ class Threads(Executor):
         if cancel_futures:
             with contextlib.suppress(Empty):
                 while (work := self._shared.work.get_nowait()) is not None:
-                    work[0].cancel()
+                    if work[0].cancel():
+                        work[0].set_running_or_notify_cancel()  # else ``wait`` goes on waiting for it
         self._shared.work.put(None)
         if cancel_futures and not wait:
             _EVERY.discard(self)  # nobody wants what it is still at: the end of the process waits for it neither
