@@ -69,14 +69,18 @@ def run(
     from penstock.ship import ShipOptions
 
     options = ShipOptions(bytes_per_second=rate, delete_local=delete_local)
-    found = ship_logs(places[:-1], places[-1], node, options, once=once, roll_seconds=roll)
+    found, problem = ship_logs(places[:-1], places[-1], node, options, once=once, roll_seconds=roll)
     for about in found:
         if json:
             emit_json(about)
-        else:
+        elif "shipped_to" in about:
             say_plain(
                 f"{about['log']}: shipped to position {about['shipped_to']}, {about['shipped_bytes']:,} bytes sent"
             )
+        else:
+            say_plain(f"{about['log']}: nothing was shipped; {about['reason'] or 'it had not begun'}")
+    if problem is not None:
+        raise problem
 
 
 def status(url: UrlArgument, json: JsonOption = False) -> None:
