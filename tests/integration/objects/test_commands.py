@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -351,3 +352,19 @@ def test_compacting_where_nothing_was_shipped_is_said(s3: S3Server, tmp_path: Pa
     penstock(s3, "ship", "compact", place / "log", code=2)
     (made,) = penstock(s3, "ship", "compact", place, "--json")
     assert made["rows"] == 10
+
+
+def test_an_interrupt_ends_the_wait_for_a_store_that_does_not_answer(s3: S3Server) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        environment = {**os.environ, **s3.environment_for(silent.getsockname()[1])}
+        command = [sys.executable, "-m", "penstock.cli.main", "cat", "s3://bucket/log"]
+        with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+            asked, _ = silent.accept()
+            with asked:
+                assert asked.recv(1)
+                process.send_signal(signal.SIGINT)
+                try:
+                    _, said = process.communicate(timeout=40)
+                finally:
+                    process.kill()
+    assert (process.returncode, said) == (130, "")
