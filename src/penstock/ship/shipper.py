@@ -590,7 +590,7 @@ class Shipper(ClosingHandle):
         self._closed = True
         self._pace.stop()
         if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
+            self._pool.shutdown(wait=False, cancel_futures=True)  # a store that does not answer holds nobody up
         with contextlib.suppress(Exception):
             self._sidecar.close()
         self._log.close()

@@ -165,6 +165,30 @@ async def test_a_part_that_is_paused_sends_nothing_until_it_goes_on(store: Obsto
         assert len(read_all(remote)) == 10
 
 
+async def test_a_part_is_stopped_though_its_store_does_not_answer(tmp_path: Path) -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    class Silent(FolderStore):
+        def put(self, key: str, data: Any) -> None:
+            if ".segments/" in key:
+                begun.set()
+                go.wait(60)
+            super().put(key, data)
+
+    with open_writer("messagelog", tmp_path / "log") as writer:
+        for start in range(0, 60, 10):
+            fill("messagelog", writer, start, 10)
+    part = ShipPart(tmp_path / "log", Silent(str(tmp_path / "up")))
+    await part.start()
+    assert await asyncio.to_thread(begun.wait, 60)
+    rescue = threading.Timer(20, go.set)  # who waits for the store would hold the loop, and everything on it
+    rescue.start()
+    await part.stop()
+    assert not go.is_set()
+    rescue.cancel()
+    go.set()
+
+
 async def test_a_part_that_is_stopped_before_it_has_begun_takes_nothing_over(tmp_path: Path) -> None:
     asked, go_on, over = asyncio.Event(), threading.Event(), threading.Event()
     loop = asyncio.get_running_loop()
