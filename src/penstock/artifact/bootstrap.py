@@ -12,9 +12,10 @@ no store, and so may be something that nobody has anywhere else, is never replac
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Literal
 
 import msgspec
@@ -26,7 +27,7 @@ from penstock.disk import disk_for, in_disk_thread
 from penstock.disk.failpoint import fail_point
 from penstock.disk.posix import folder_of
 from penstock.disk.tree import remove_tree, staged
-from penstock.errors import CorruptionError, ExpiredError, OptionsError, PenstockError, ReplacedError
+from penstock.errors import CorruptionError, ExpiredError, LockedError, OptionsError, PenstockError, ReplacedError
 from penstock.fold.face import WatchScope
 from penstock.kv.roles import KvWatcher
 from penstock.log.face import LogReader
@@ -126,14 +127,21 @@ def _shown(cursor: WatchCursor) -> str:
 
 
 async def bootstrap(
-    path: str | os.PathLike[str], window: Window, transport: Transport | None = None, key: str = ""
+    path: str | os.PathLike[str],
+    window: Window,
+    transport: Transport | None = None,
+    key: str = "",
+    *,
+    backend: str | None = None,
 ) -> BootstrapReport:
     """Bring the store at ``path`` to where a fold can go on, and report the way taken and why.
 
     ``window`` tells whether a cursor has expired: ``bucket_window`` or ``log_window``.  Afterwards the store is opened
     as usual (``open_store(path, read_only=False)``, or created when the way was ``relist`` and there was none) and
     followed: ``watch_applied`` with a reader repairs what a re-list leaves behind.  An artifact that is bad or cannot
-    be fetched is said in the reason, and the next way is taken.  OptionsError when something else is at ``path``.
+    be fetched, or is of another ``backend`` than the one that is asked for, is said in the reason, and the next way is
+    taken.  OptionsError when something else is at ``path``, LockedError when someone has the store open that is to be
+    replaced.
 
     >>> async def example(bucket, transport):
     ...     report = await bootstrap("routes.snap", bucket_window(bucket.watcher), transport, "routes")
@@ -156,12 +164,16 @@ async def bootstrap(
         except (PenstockError, OSError) as exc:
             published, trouble = None, f"{trouble}; the artifact cannot be read: {exc}".strip("; ")
     way, reason = choose_way(local, False, None if published is None else published.cursor, kept)
+    if way == "artifact" and published is not None and backend not in (None, published.backend):
+        way, reason = "relist", f"the artifact is of the backend {published.backend}, and {backend} is asked for"
     if way == "artifact":
         assert transport is not None
         try:
             manifest = await in_disk_thread(_fetch, transport, key, path)
             note = f"{reason}; {trouble}" if trouble else reason
             return BootstrapReport("artifact", note, manifest.cursor, manifest)
+        except LockedError:
+            raise
         except (PenstockError, OSError) as exc:
             _log.warning("%s: the artifact %r cannot be used: %s", path, key, exc)
             way, reason = "relist", f"the artifact cannot be used: {exc}"
@@ -190,8 +202,8 @@ def _local_cursor(path: str) -> tuple[WatchCursor | None, str]:
 
 
 def _fetch(transport: Transport, key: str, path: str) -> ExportManifest:
-    """Download, import beside the store, and let the two change places."""
-    with staged(path, "bootstrap") as folder:
+    """Download, import beside the store, and let the two change places while nobody has the one that is here open."""
+    with _owned(path), staged(path, "bootstrap") as folder:
         artifact, made = folder + "/artifact", folder + "/store"
         for attempt in range(DOWNLOADS):
             try:
@@ -214,6 +226,24 @@ def _fetch(transport: Transport, key: str, path: str) -> ExportManifest:
         fail_point("artifact.bootstrap.named")
         remove_tree(aside)
     return manifest
+
+
+@contextlib.contextmanager
+def _owned(path: str) -> Iterator[None]:
+    """Hold the store that is here, if there is one: its owner would go on writing to what is replaced."""
+    disk = disk_for(path)
+    held = next((name for name in (path + "/data.mdb", path) if disk.stat(name) is not None), None)
+    if held is None:
+        yield
+        return
+    try:
+        lock = disk.own(held)
+    except LockedError:
+        raise LockedError(f"{path}: another process or handle has this store open, so it is not replaced") from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _put_back(path: str) -> None:

@@ -69,14 +69,18 @@ def run(
     from penstock.ship import ShipOptions
 
     options = ShipOptions(bytes_per_second=rate, delete_local=delete_local)
-    found = ship_logs(places[:-1], places[-1], node, options, once=once, roll_seconds=roll)
+    found, problem = ship_logs(places[:-1], places[-1], node, options, once=once, roll_seconds=roll)
     for about in found:
         if json:
             emit_json(about)
-        else:
+        elif "shipped_to" in about:
             say_plain(
                 f"{about['log']}: shipped to position {about['shipped_to']}, {about['shipped_bytes']:,} bytes sent"
             )
+        else:
+            say_plain(f"{about['log']}: nothing was shipped; {about['reason'] or 'it had not begun'}")
+    if problem is not None:
+        raise problem
 
 
 def status(url: UrlArgument, json: JsonOption = False) -> None:
@@ -185,7 +189,8 @@ def prune(
 
 def compact(
     url: Annotated[str, typer.Argument(metavar="URL", help="A place with shipped logs below it.")],
-    file_bytes: Annotated[int, typer.Option(min=1, help="Payload bytes of a file, about.")] = 128 << 20,
+    file_bytes: Annotated[int, typer.Option(min=1, help="Bytes of a file's records, 64 and the payload each.")] = 128
+    << 20,
     forget: Annotated[bool, typer.Option("--forget", help="Forget the originals; prune removes them.")] = False,
     json: JsonOption = False,
 ) -> None:
@@ -193,12 +198,14 @@ def compact(
 
     What was shipped since the last time goes into few Parquet files, under a manifest of their own.
     """
-    from penstock.ship import compact_fleet, forget_compacted
+    from penstock.ship import compact_fleet, find_shipped, forget_compacted
 
     with progress_bar(f"compacting {url}") as bar:
         bar.add_task("", total=None)
         manifest = compact_fleet(url, file_bytes=file_bytes)
         shorter = forget_compacted(url) if forget else []
+    if not manifest.files and not find_shipped(url):
+        raise NotFoundError(f"{url}: nothing was shipped below this place")
     rows = sum(file.rows for file in manifest.files)
     if json:
         emit_json({"url": url, "files": len(manifest.files), "rows": rows, "forgotten": shorter})

@@ -24,8 +24,11 @@ ONCE_TRIES = 2
 
 def ship_logs(
     logs: list[str], url: str, node: str, options: ShipOptions, *, once: bool, roll_seconds: float | None
-) -> list[dict[str, Any]]:
-    """Ship logs below a URL; return what there is to say about each at the end."""
+) -> tuple[list[dict[str, Any]], Exception | None]:
+    """Ship logs below a URL; return what there is to say about each at the end, and what made the first of them fail.
+
+    One that fails keeps no other from being shipped.
+    """
     names = [os.path.basename(path.rstrip("/")) for path in logs]
     if len(set(names)) < len(names):
         raise OptionsError("two logs have the same name, and each goes under its own: ship them to different places")
@@ -38,7 +41,7 @@ def ship_logs(
     return asyncio.run(_run(parts, once=once))
 
 
-async def _run(parts: list[ShipPart], *, once: bool) -> list[dict[str, Any]]:
+async def _run(parts: list[ShipPart], *, once: bool) -> tuple[list[dict[str, Any]], Exception | None]:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -59,19 +62,23 @@ async def _run(parts: list[ShipPart], *, once: bool) -> list[dict[str, Any]]:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(0.2):
                         await stop.wait()
-        if once and not stop.is_set():
-            for part in parts:
-                if _given_up(part):
-                    raise part.failures[-1]
+        over = [part for part in parts if _is_over(part, once=once and not stop.is_set())]
         if stop.is_set():
-            await asyncio.gather(*(part.drain(DRAIN_SECONDS) for part in parts))
-        for part in parts:
-            if part.health().state is State.FAILED:
-                await part.wait()
-        return await asyncio.to_thread(_describe, parts)
+            await asyncio.gather(*(part.drain(DRAIN_SECONDS) for part in parts if part not in over))
+        problem = await _problem_of(over[0]) if over else None
+        return await asyncio.to_thread(_describe, [part for part in parts if part not in over]), problem
     finally:
         for part in started:
             await part.stop()
+
+
+async def _problem_of(part: ShipPart) -> Exception:
+    try:
+        if part.health().state is State.FAILED:
+            await part.wait()
+    except Exception as exc:  # noqa: BLE001 - it is for whoever called
+        return exc
+    return part.failures[-1]
 
 
 def _describe(parts: list[ShipPart]) -> list[dict[str, Any]]:
@@ -89,14 +96,15 @@ def _given_up(part: ShipPart) -> bool:
     return len(failures) >= ONCE_TRIES or any(isinstance(one, NotFoundError) for one in failures)
 
 
+def _is_over(part: ShipPart, *, once: bool) -> bool:
+    return part.health().state is State.FAILED or (once and _given_up(part))
+
+
 async def _finished(parts: list[ShipPart], *, once: bool) -> bool:
-    if any(part.health().state is State.FAILED for part in parts):
-        return True
-    if not once:
-        return False
-    if any(map(_given_up, parts)):
-        return True
-    if not all(part.idle for part in parts):
+    left = [part for part in parts if not _is_over(part, once=once)]
+    if not left or not once:
+        return not left
+    if not all(part.idle for part in left):
         return False  # a status looks at every file that waits
-    found = await asyncio.to_thread(lambda: [part.status() for part in parts])
+    found = await asyncio.to_thread(lambda: [part.status() for part in left])
     return not any(status is None or status.backlog_segments for status in found)

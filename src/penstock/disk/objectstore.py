@@ -27,6 +27,7 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
+from penstock.disk.threads import interruptible
 from penstock.errors import (
     AlreadyExists,
     ClosedError,
@@ -244,11 +245,11 @@ class Obstore:
     def get(self, key: str, *, most: int | None = None) -> tuple[bytes, ObjectInfo]:
         """Return an object whole."""
         with self._asking(key):
-            result = self._store.get(self._prefix + key)
+            result = interruptible(lambda: self._store.get(self._prefix + key))
             info = self._info(result.meta)
             if most is not None and info.size > most:
                 raise UnsupportedError(f"{self.url}/{key}: {info.size} bytes, where {most} are the most")
-            return bytes(result.bytes()), info
+            return bytes(interruptible(result.bytes)), info
 
     def get_range(self, key: str, start: int, end: int, tag: Tag | None = None) -> Any:
         """Return some bytes."""
@@ -256,31 +257,35 @@ class Obstore:
         if tag is not None and tag.e_tag is not None:
             options["if_match"] = tag.e_tag
         with self._asking(key):
-            return self._store.get(self._prefix + key, options=options).bytes()
+            return interruptible(lambda: self._store.get(self._prefix + key, options=options).bytes())
 
     def stream(self, key: str, chunk_bytes: int = 8 << 20) -> Iterator[Any]:
         """Yield an object piece by piece."""
         with self._asking(key):
-            yield from self._store.get(self._prefix + key).stream(min_chunk_size=chunk_bytes)
+            pieces = iter(interruptible(lambda: self._store.get(self._prefix + key)).stream(min_chunk_size=chunk_bytes))
+            while (piece := interruptible(lambda: next(pieces, None))) is not None:
+                yield piece
 
     def head(self, key: str) -> ObjectInfo | None:
         """Return what is known of an object."""
         try:
             with self._asking(key):
-                return self._info(self._store.head(self._prefix + key))
+                return self._info(interruptible(lambda: self._store.head(self._prefix + key)))
         except FileNotFoundError:
             return None
 
     def objects(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """Yield every object below a prefix."""
         with self._asking(prefix):
-            for some in self._store.list((self._prefix + prefix).strip("/") or None):
+            listed = iter(self._store.list((self._prefix + prefix).strip("/") or None))
+            while (some := interruptible(lambda: next(listed, None))) is not None:
                 yield from map(self._info, some)
 
     def folder(self, prefix: str = "") -> tuple[list[str], list[ObjectInfo]]:
         """Return what is right below a prefix."""
         with self._asking(prefix):
-            found = self._store.list_with_delimiter((self._prefix + prefix).strip("/") or None)
+            start = (self._prefix + prefix).strip("/") or None
+            found = interruptible(lambda: self._store.list_with_delimiter(start))
             names = [str(path).rstrip("/").rpartition("/")[2] for path in found["common_prefixes"]]
             return names, [self._info(meta) for meta in found["objects"]]
 

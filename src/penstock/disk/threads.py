@@ -17,7 +17,7 @@ from concurrent.futures import Executor, Future
 from queue import Empty, SimpleQueue
 from typing import Any, Final, ParamSpec, TypeVar
 
-__all__ = ["NO_THREAD", "Threads", "start_thread"]
+__all__ = ["NO_THREAD", "Threads", "interruptible", "start_thread"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -42,6 +42,22 @@ def start_thread(run: Callable[[], object], name: str) -> threading.Thread | Non
     except NO_THREAD:
         return None
     return thread
+
+
+def interruptible(call: Callable[[], T]) -> T:
+    """Make a call that waits in native code, where no Ctrl-C is heard: an interrupt ends the wait, not the call.
+
+    Only the main thread is interrupted, so any other makes the call itself.
+
+    >>> interruptible(lambda: 7)
+    7
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return call()
+    future: Future[T] = Future()
+    if start_thread(lambda: _do((future, call)), "penstock-request") is None:
+        return call()
+    return future.result()
 
 
 class Threads(Executor):
@@ -92,7 +108,8 @@ class Threads(Executor):
         if cancel_futures:
             with contextlib.suppress(Empty):
                 while (work := self._shared.work.get_nowait()) is not None:
-                    work[0].cancel()
+                    if work[0].cancel():
+                        work[0].set_running_or_notify_cancel()  # else ``wait`` goes on waiting for it
         self._shared.work.put(None)
         if cancel_futures and not wait:
             _EVERY.discard(self)  # nobody wants what it is still at: the end of the process waits for it neither

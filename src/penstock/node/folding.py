@@ -77,7 +77,8 @@ class FoldPart:
             if options.bootstrap:
                 place, _, key = options.bootstrap.rpartition("/")
                 transport = await in_disk_thread(transport_for, place or ".", allow_non_atomic_pointer=True)
-                self._bootstrap = await bootstrap(options.store, log_window(log), transport, key)
+                window = log_window(log)
+                self._bootstrap = await bootstrap(options.store, window, transport, key, backend=options.backend)
                 _log.info("part %s begins by way of %s: %s", self.name, self._bootstrap.way, self._bootstrap.reason)
             store: SnapshotStore = await in_disk_thread(STORES[options.backend].open, options.store)
             self._opened.callback(store.close)

@@ -15,6 +15,7 @@ import logging
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 
 from penstock.batch import Batch, Spans
 from penstock.clock import SYSTEM_CLOCK, Clock
@@ -43,6 +44,10 @@ BAD_LOG: Final = (CorruptionError, ExpiredError, ReplacedError, UnsupportedError
 """What may be wrong with one log of many."""
 MANIFEST: Final = "compacted.json"
 FILE_BYTES: Final = 128 << 20
+UNPACKED_BYTES: Final = 1 << 30
+"""What a reader takes from a file at most, with ROW_BYTES and twice the payload for each of its records."""
+ROW_BYTES: Final = 64
+"""What a record counts beside its payload: of small ones that is most of what they take."""
 ENTRY_BYTES: Final = 512
 """What a file takes in the manifest beside its spans, and more."""
 
@@ -123,7 +128,9 @@ def read_compacted(store: ObjectStore) -> tuple[Compacted, Tag | None]:
 
 
 def compact_fleet(place: str, *, file_bytes: int = FILE_BYTES) -> Compacted:
-    """Write what was shipped below a place since the last time into files of about ``file_bytes`` of payload.
+    """Write what was shipped below a place since the last time into files of about ``file_bytes`` of records.
+
+    That much is held in memory, and more: a record counts its payload and 64 bytes.
 
     ConflictError when another one compacted the same place meanwhile: nothing is lost, call again.  What is wrong with
     one log is raised when all that can be read is compacted.
@@ -131,11 +138,11 @@ def compact_fleet(place: str, *, file_bytes: int = FILE_BYTES) -> Compacted:
     >>> compact_fleet("/nowhere").files
     ()
     """
-    if file_bytes < 1:
-        raise OptionsError(f"file_bytes={file_bytes}: must be at least 1")
+    if not 1 <= file_bytes <= UNPACKED_BYTES // 2:
+        raise OptionsError(f"file_bytes={file_bytes}: from 1 to {UNPACKED_BYTES // 2}, which is what readers take")
     store = object_store_for(place)
     manifest, tag = read_compacted(store)
-    made = _Making(store, manifest)
+    made = _Making(store, manifest, file_bytes)
     problem: PenstockError | None = None
     for path in find_shipped(place):
         if made.full:
@@ -159,23 +166,22 @@ def compact_fleet(place: str, *, file_bytes: int = FILE_BYTES) -> Compacted:
             position, seen = begin, ""
             while position < end and not made.full:
                 try:
-                    batch = log.read(position)
+                    batch = made.fitting(log.read(position))
                 except BAD_LOG as exc:
                     problem = _say(exc, problem)
                     end = position  # what was read is whole, and the rest is left for the next time
                 else:
                     position = batch.next_position if len(batch) else end
                     if len(batch):
-                        made.batches.append((log.node, log.channel, name, batch))
-                        made.held += int(batch.payloads.lengths.sum())
+                        made.add(log.node, log.channel, name, batch)
                         seen = str(fingerprint_of(batch))
-                if (made.held >= file_bytes or position >= end) and begin < min(position, end):
+                if (made.is_filled or position >= end) and begin < min(position, end):
                     upto = min(position, end)
                     made.spans.append(CompactedSpan(name, log.head.log_id, log.node, log.channel, begin, upto, seen))
                     begin = position
-                if made.held >= file_bytes:
+                if made.is_filled:
                     made.write()
-    if made.batches:
+    if made.tables:
         made.write()
     newer = _name(store, manifest, tag, made.files) if made.files else manifest
     if made.full:
@@ -202,23 +208,41 @@ def _reached(log: ShippedLog, last: CompactedSpan | None) -> int:
 class _Making:
     """The files of one compaction: those that are written, and what the next one will hold."""
 
-    def __init__(self, store: ObjectStore, manifest: Compacted) -> None:
-        self._store, self._generation = store, manifest.generation + 1
+    def __init__(self, store: ObjectStore, manifest: Compacted, file_bytes: int) -> None:
+        self._store, self._generation, self._file_bytes = store, manifest.generation + 1, file_bytes
         self._room = MANIFEST_BYTES - len(msgspec.json.encode(manifest))
         self.files: list[CompactedFile] = []
         self.spans: list[CompactedSpan] = []
-        self.batches: list[tuple[str, str, str, Batch]] = []
-        self.held = 0
+        self.tables: list[Any] = []
+        self._times: list[int] = []
+        self._held = 0
         self.full = False
         """Whether a manifest with one more file would be longer than anybody reads."""
+
+    @property
+    def is_filled(self) -> bool:
+        """Whether the next file holds what a file should."""
+        return self._held >= self._file_bytes
+
+    def fitting(self, batch: Batch) -> Batch:
+        """Return as much of a batch as makes the next file full, but one record at least."""
+        sizes = np.cumsum(batch.payloads.lengths.astype(np.int64) + ROW_BYTES)
+        return batch[: int(sizes.searchsorted(self._file_bytes - self._held)) + 1]
+
+    def add(self, node: str, channel: str, log: str, batch: Batch) -> None:
+        """Let the next file hold a batch, as a copy: what it points into is a whole segment."""
+        self.tables.append(_table(node, channel, log, batch))
+        if batch.timestamps is not None:
+            self._times += [int(batch.timestamps.min()), int(batch.timestamps.max())]
+        self._held += int(batch.payloads.lengths.sum()) + ROW_BYTES * len(batch)
 
     def write(self) -> None:
         """Write a file of what is held, if there is room in the manifest to name it."""
         self._room -= len(msgspec.json.encode(self.spans)) + ENTRY_BYTES
         self.full = self.full or self._room < 0
         if not self.full:
-            self.files.append(_write(self._store, self.batches, self.spans, self._generation))
-        self.spans, self.batches, self.held = [], [], 0
+            self.files.append(_write(self._store, self.tables, self.spans, self._times, self._generation))
+        self.spans, self.tables, self._times, self._held = [], [], [], 0
 
 
 def _say(exc: PenstockError, first: PenstockError | None) -> PenstockError:
@@ -282,32 +306,32 @@ def _check_there(store: ObjectStore, file: CompactedFile) -> None:
         raise CorruptionError(f"{store.url}/{file.key}", 0, reason)
 
 
+def _table(node: str, channel: str, log: str, batch: Batch) -> Any:
+    pa, _ = _arrow()
+    count = len(batch)
+    stamps = None if batch.timestamps is None else pa.array(batch.timestamps.astype("int64"), pa.int64())
+    kinds = None if batch.kinds is None else pa.array(batch.kinds.astype("int32"), pa.int32())
+    spans_of_sender = batch.extra.get("from")
+    sender = None if not isinstance(spans_of_sender, Spans) else spans_of_sender.to_list(batch.buffer)
+    columns = {
+        "node": pa.repeat(pa.scalar(node), count),
+        "channel": pa.repeat(pa.scalar(channel), count),
+        "log": pa.repeat(pa.scalar(log), count),
+        "position": pa.array(batch.positions, pa.int64()),
+        "timestamp_ns": stamps if stamps is not None else pa.nulls(count, pa.int64()),
+        "kind": kinds if kinds is not None else pa.nulls(count, pa.int32()),
+        "from": pa.nulls(count, pa.binary()) if sender is None else pa.array(sender, pa.binary()),
+        "payload": pa.array(batch.to_payloads(), pa.binary()),
+    }
+    return pa.table(columns)
+
+
 def _write(
-    store: ObjectStore, batches: list[tuple[str, str, str, Batch]], spans: list[CompactedSpan], generation: int
+    store: ObjectStore, tables: list[Any], spans: list[CompactedSpan], times: list[int], generation: int
 ) -> CompactedFile:
     from blake3 import blake3
 
     pa, parquet = _arrow()
-    tables, times = [], []
-    for node, channel, log, batch in batches:
-        count = len(batch)
-        stamps = None if batch.timestamps is None else pa.array(batch.timestamps.astype("int64"), pa.int64())
-        if batch.timestamps is not None:
-            times += [int(batch.timestamps.min()), int(batch.timestamps.max())]
-        kinds = None if batch.kinds is None else pa.array(batch.kinds.astype("int32"), pa.int32())
-        spans_of_sender = batch.extra.get("from")
-        sender = None if not isinstance(spans_of_sender, Spans) else spans_of_sender.to_list(batch.buffer)
-        columns = {
-            "node": pa.repeat(pa.scalar(node), count),
-            "channel": pa.repeat(pa.scalar(channel), count),
-            "log": pa.repeat(pa.scalar(log), count),
-            "position": pa.array(batch.positions, pa.int64()),
-            "timestamp_ns": stamps if stamps is not None else pa.nulls(count, pa.int64()),
-            "kind": kinds if kinds is not None else pa.nulls(count, pa.int32()),
-            "from": pa.nulls(count, pa.binary()) if sender is None else pa.array(sender, pa.binary()),
-            "payload": pa.array([bytes(payload) for payload in batch.to_payloads()], pa.binary()),
-        }
-        tables.append(pa.table(columns))
     buffer = io.BytesIO()
     table = pa.concat_tables(tables)
     parquet.write_table(table, buffer, compression="zstd")

@@ -16,16 +16,13 @@ from penstock.batch import Batch, Spans
 from penstock.disk import ClosingHandle, ObjectStore, object_store_for
 from penstock.errors import CorruptionError, ExpiredError, UnsupportedError
 from penstock.log.options import DEFAULT_LIMIT
-from penstock.ship.compact import Compacted
+from penstock.ship.compact import ROW_BYTES, UNPACKED_BYTES, Compacted
 from penstock.ship.manifest import Head
 
 __all__ = ["CompactedLog", "CompactedPart", "parts_of"]
 
-UNPACKED_BYTES: Final = 1 << 30
 UNPACKED_TIMES: Final = 64
-"""A file unpacks to at most so many bytes, or so many times its own where that is more."""
-ROW_BYTES: Final = 64
-"""What a row takes beside its payload."""
+"""A file unpacks to at most UNPACKED_BYTES, or so many times its own where that is more."""
 
 
 class CompactedPart(msgspec.Struct, frozen=True):

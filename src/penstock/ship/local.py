@@ -14,8 +14,9 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Final
 
-from penstock.disk import Disk, ObjectStore
+from penstock.disk import Disk, ObjectStore, is_url
 from penstock.disk.failpoint import fail_point
+from penstock.disk.objectstore import split_url
 from penstock.errors import CorruptionError
 from penstock.log.face import LogReader
 from penstock.log.sidecar import Sidecar
@@ -31,12 +32,16 @@ _dropped: Final = REGISTRY.counter("ship_dropped_segments", "local segments remo
 
 
 def ship_cursor(url: str, channel: str) -> str:
-    """Return the name of the cursor for a log that is shipped to a place: the same every time.
+    """Return the name of the cursor for a log that is shipped to a place: the same however the place is written.
 
     >>> ship_cursor("s3://bucket/fleet/edge-1", "ticks")
     'ship-7a29439c'
+    >>> ship_cursor("file:///up", "ticks") == ship_cursor("/up/", "ticks") == ship_cursor("/up/../up", "ticks")
+    True
     """
-    return "ship-" + hashlib.sha256(f"{url}/{channel}".encode()).hexdigest()[:8]
+    place = "/" + split_url(url)[1] if url.startswith("file://") else url
+    place = place.rstrip("/") if is_url(place) else os.path.abspath(place)
+    return "ship-" + hashlib.sha256(f"{place}/{channel}".encode()).hexdigest()[:8]
 
 
 def drop_shipped(

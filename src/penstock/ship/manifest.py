@@ -190,6 +190,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     first: int
     next: int
     records: int = 0
+    """How many are up, from ``first`` to ``next``; what was forgotten counts no more, neither here nor in ``bytes``."""
     bytes: int = 0
     written_ns: int = 0
     seen: str = ""

@@ -9,16 +9,19 @@ All of it may be done while a shipper runs, which goes on.
 
 from __future__ import annotations
 
+import logging
 import re
 from typing import Any, Final
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.disk import ObjectStore
-from penstock.errors import OptionsError
+from penstock.errors import CorruptionError, OptionsError
 from penstock.ship.fence import change_head, read_head
-from penstock.ship.manifest import MANIFEST_BYTES, Entry, Head, Trash, decode_page
+from penstock.ship.manifest import MANIFEST_BYTES, Entry, Head, PageRef, Trash, decode_page
 
 __all__ = ["empty_trash", "forget_before", "remove_orphans"]
+
+_log = logging.getLogger("penstock.ship")
 
 BEGIN: Final = re.compile(r"([0-9a-f]{16})-", re.ASCII)
 """The first position in the name of an object of ours."""
@@ -36,11 +39,18 @@ def forget_before(store: ObjectStore, channel: str, position: int, *, clock: Clo
     def without(head: Head) -> dict[str, Any] | None:
         now = clock.now_ns()
         pages = [page for page in head.pages if page.next > position]
-        trash = [Trash(page.key, now, is_page=True) for page in head.pages if page.next <= position]
+        dropped = [page for page in head.pages if page.next <= position]
+        trash = [Trash(page.key, now, is_page=True) for page in dropped]
         segments = list(head.segments)
+        records, size = head.records, head.bytes - sum(page.bytes for page in dropped)
+        for page in dropped:
+            if page.key not in counts:
+                counts[page.key] = _records_in(store, channel, page)
+            records -= counts[page.key]
         if not pages:
             while len(segments) > 1 and segments[0].next <= position:
                 gone = segments.pop(0)
+                records, size = records - gone.records, size - gone.bytes
                 trash += [Trash(key, now) for key in _keys(gone)]
         if not trash:
             return None
@@ -50,8 +60,11 @@ def forget_before(store: ObjectStore, channel: str, position: int, *, clock: Clo
             "pages": tuple(pages),
             "segments": tuple(segments),
             "trash": (*head.trash, *trash),
+            "records": max(0, records),
+            "bytes": max(0, size),
         }
 
+    counts: dict[str, int] = {}
     return change_head(store, channel, without, clock)
 
 
@@ -124,6 +137,16 @@ def remove_orphans(store: ObjectStore, channel: str, grace_seconds: float, *, cl
                 gone.append(info.key)
     store.delete(gone)
     return gone
+
+
+def _records_in(store: ObjectStore, channel: str, page: PageRef) -> int:
+    """Return how many records a page stands for; 0 for one that cannot be read, which goes all the same."""
+    try:
+        data, _ = store.get(page.key, most=MANIFEST_BYTES)
+        return sum(entry.records for entry in decode_page(data, page.key, channel))
+    except (FileNotFoundError, CorruptionError) as exc:
+        _log.warning("%s: it is not known how many records go with this page: %s", page.key, exc)
+        return 0
 
 
 def _keys(entry: Entry) -> list[str]:

@@ -14,7 +14,7 @@ import os
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
+from concurrent.futures import CancelledError, Future, wait
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -77,7 +77,6 @@ SMALL_BYTES: Final = 5 << 20
 BATCH_SEGMENTS: Final = 64
 BATCH_SECONDS: Final = 10.0
 """Where a rate is set, the head is swapped about so often: who looks at it sees what is up."""
-
 HOLLOW_BYTES: Final = 4 << 30
 """Room that a writer made and never used takes less of a file than this: a region of a channel at most."""
 
@@ -295,6 +294,9 @@ class Shipper(ClosingHandle):
         except (CorruptionError, ExpiredError, ReplacedError) as exc:
             # Of a shipper that another one has shut out, that one may have shipped and removed what is missing here.
             self._fence.look_again(exc)
+            raise
+        except (CancelledError, RuntimeError):
+            self._check_open()  # its threads are gone when it was closed meanwhile
             raise
 
     def _step(self) -> int:
@@ -588,7 +590,7 @@ class Shipper(ClosingHandle):
         self._closed = True
         self._pace.stop()
         if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
+            self._pool.shutdown(wait=False, cancel_futures=True)  # a store that does not answer holds nobody up
         with contextlib.suppress(Exception):
             self._sidecar.close()
         self._log.close()

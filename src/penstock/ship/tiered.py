@@ -14,11 +14,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from penstock.batch import Batch
-from penstock.disk import ClosingHandle, LoopWait
+from penstock.disk import ClosingHandle, LoopWait, read_disk_for
 from penstock.errors import ExpiredError, ReplacedError
 from penstock.log.detect import open_log
 from penstock.log.face import OnDamage
 from penstock.log.options import DEFAULT_LIMIT
+from penstock.log.sidecar import identity_of
 from penstock.ship.remote import ShippedLog
 from penstock.types import Problem
 
@@ -50,8 +51,8 @@ class TieredLog(ClosingHandle):
         self._local = open_log(os.fspath(path), on_damage=on_damage)
         try:
             self._shipped = ShippedLog(place, on_damage=on_damage)
-            mine = self._local.stat().get("log_id")
-            if self._shipped.format != self._local.format or (mine or "") != (self._shipped.head.log_id or ""):
+            mine = identity_of(read_disk_for(path), self._local.path)
+            if (self._shipped.format, self._shipped.head.log_id) != (self._local.format, mine):
                 raise ReplacedError(os.fspath(path), f"{self._shipped.path} holds another log")
         except BaseException:
             self._local.close()

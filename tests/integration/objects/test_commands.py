@@ -5,8 +5,11 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
+import time
 import uuid
 from pathlib import Path
 from typing import Any
@@ -307,3 +310,61 @@ def test_one_bad_log_of_a_fleet_hides_no_other(s3: S3Server, place: str, tmp_pat
         else:
             assert "not a manifest" in done.output
             assert f"{place}/z" in done.output
+
+
+@pytest.mark.parametrize("harm", ["replaced", "missing"])
+def test_a_log_that_fails_keeps_no_other_from_being_shipped(harm: str, s3: S3Server, tmp_path: Path) -> None:
+    place = tmp_path / "up"
+    for name in ("other/a", "a", "b", "c"):
+        (tmp_path / "other").mkdir(exist_ok=True)
+        with open_writer("messagelog", tmp_path / name) as writer:
+            for start in range(0, 300, 10):
+                fill("messagelog", writer, start, 10)
+    if harm == "replaced":
+        penstock(s3, "ship", "run", tmp_path / "other/a", place, "--once", "--json")
+    bad = tmp_path / ("a" if harm == "replaced" else "none")
+    penstock(s3, "ship", "run", bad, tmp_path / "b", tmp_path / "c", place, "--once", "--json", code=1)
+    found = {about["channel"]: about["next_position"] for about in penstock(s3, "ship", "status", place, "--json")}
+    assert (found["b"], found["c"]) == (301, 301)
+
+
+def test_a_shipper_that_waits_for_a_log_is_interrupted_in_peace(tmp_path: Path) -> None:
+    with open_writer("messagelog", tmp_path / "log") as writer:
+        fill("messagelog", writer, 0, 10)
+    command = [sys.executable, "-m", "penstock.cli.main", "ship", "run", "none", "log", "up"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        while not (tmp_path / "up" / "log.shipped.json").exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 0, said
+    assert "none: nothing was shipped; it waits: none: there is nothing here" in said
+    assert "log: shipped to position" in said
+
+
+def test_compacting_where_nothing_was_shipped_is_said(s3: S3Server, tmp_path: Path) -> None:
+    with open_writer("messagelog", tmp_path / "log") as writer:
+        fill("messagelog", writer, 0, 10)
+    place = tmp_path / "up"
+    penstock(s3, "ship", "compact", place, code=2)
+    penstock(s3, "ship", "run", tmp_path / "log", place, "--once", "--json")
+    penstock(s3, "ship", "compact", place / "log", code=2)
+    (made,) = penstock(s3, "ship", "compact", place, "--json")
+    assert made["rows"] == 10
+
+
+def test_an_interrupt_ends_the_wait_for_a_store_that_does_not_answer(s3: S3Server) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        environment = {**os.environ, **s3.environment_for(silent.getsockname()[1])}
+        command = [sys.executable, "-m", "penstock.cli.main", "cat", "s3://bucket/log"]
+        with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+            asked, _ = silent.accept()
+            with asked:
+                assert asked.recv(1)
+                process.send_signal(signal.SIGINT)
+                try:
+                    _, said = process.communicate(timeout=40)
+                finally:
+                    process.kill()
+    assert (process.returncode, said) == (130, "")

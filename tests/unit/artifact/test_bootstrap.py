@@ -18,10 +18,10 @@ from penstock.artifact import Transport, bootstrap
 from penstock.artifact.bootstrap import Window
 from penstock.disk.failpoint import arm
 from penstock.disk.objectstore import Obstore
-from penstock.errors import OptionsError, RetryError
+from penstock.errors import LockedError, OptionsError, RetryError
 from penstock.log.detect import open_log
 from penstock.log.messagelog import MessageLog
-from penstock.store import AppendLogStore
+from penstock.store import AppendLogStore, LmdbStore, RocksStore
 from penstock.types import KvUpdate, WatchCursor
 
 Make = Callable[..., Path]
@@ -190,6 +190,40 @@ async def test_what_is_no_store_is_never_replaced(
     with pytest.raises((OptionsError, OSError), match="mine"):
         await bootstrap(path, kept_from(40), transport, "k")
     assert _still_there(kind, path) == "years of work"
+
+
+@pytest.mark.parametrize("kind", [AppendLogStore, RocksStore, LmdbStore])
+async def test_a_store_that_someone_has_open_is_not_replaced(
+    kind: Any, tmp_path: Path, transport: Transport, make_artifact: Make
+) -> None:
+    transport.upload(make_artifact(50), "k")
+    path = tmp_path / "fold"
+    with kind.open(path) as store:
+        store.apply([KvUpdate.put("old", b"1", 10)], WatchCursor.of(10))
+        with pytest.raises(LockedError, match="fold"):
+            await bootstrap(path, kept_from(40), transport, "k")
+        store.apply([KvUpdate.put("new", b"2", 11)], WatchCursor.of(11))
+    with kind.open(path) as store:
+        assert (store.cursor(), store.get("new").value) == (WatchCursor.of(11), b"2")
+    report = await bootstrap(path, kept_from(40), transport, "k")
+    assert (report.way, report.cursor) == ("artifact", WatchCursor.of(50))
+
+
+@pytest.mark.parametrize("here", [True, False])
+async def test_an_artifact_of_another_backend_than_asked_for_is_left_alone(
+    here: bool, tmp_path: Path, transport: Transport, make_artifact: Make
+) -> None:
+    transport.upload(make_artifact(50), "k")
+    path = tmp_path / "fold"
+    if here:
+        with RocksStore.open(path) as store:
+            store.apply([KvUpdate.put("old", b"1", 10)], WatchCursor.of(10))
+    report = await bootstrap(path, kept_from(40), transport, "k", backend="rocksdb")
+    assert (report.way, report.cursor) == ("relist", WatchCursor.of(10) if here else WatchCursor())
+    assert "of the backend append-log, and rocksdb is asked for" in report.reason
+    with RocksStore.open(path) as store:
+        assert store.count() == here
+    assert (await bootstrap(tmp_path / "other", kept_from(40), transport, "k", backend="append-log")).way == "artifact"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import wait
 
 import pytest
 
@@ -49,6 +50,18 @@ def test_with_one_thread_the_others_wait_for_it(monkeypatch: pytest.MonkeyPatch)
             go.set()
             assert [future.result(60) for future in rest] == list(range(10))
         assert first.result(60)
+
+
+def test_who_waits_for_what_is_cancelled_by_a_shutdown_goes_on() -> None:
+    go = threading.Event()
+    threads = Threads(1, "t")
+    futures = [threads.submit(go.wait, 60), *(threads.submit(abs, -number) for number in range(3))]
+    futures[1].cancel()
+    threads.shutdown(wait=False, cancel_futures=True)
+    go.set()
+    done, left = wait(futures, timeout=60)
+    assert (len(done), left) == (4, set())
+    assert [future.cancelled() for future in futures] == [False, True, True, True]
 
 
 def test_as_many_work_at_once_as_there_may_be_threads() -> None:

@@ -18,7 +18,7 @@ from penstock.node.ingest.memory import Announced, IngestMemory, IngestTotals
 from penstock.node.ledger.book import Book, Figures, Right
 from penstock.node.ledger.reckon import HOUR_NS, LedgerReckoner, SeamCount, note_lake, read_ledger
 from penstock.node.ledger.seams import FeedSeam, FoldSeam, IngestSeam, Seam, ShipSeam, TapSeam, write_seams
-from penstock.ship import Shipper
+from penstock.ship import Shipper, forget_before
 from penstock.store import AppendLogStore
 from penstock.types import KvUpdate, WatchCursor
 
@@ -166,6 +166,21 @@ def test_what_a_head_says_was_shipped_is_compared_with_the_log(tmp_path: Path) -
     head.write_bytes(head.read_bytes().replace(b'"records":%d' % found.went, b'"records":%d' % (found.went - 2), 1))
     (found,) = look(tmp_path, seam)
     assert not found.ok
+
+
+def test_forgetting_what_was_shipped_is_no_alarm(tmp_path: Path) -> None:
+    store = object_store_for(tmp_path / "up")
+    seam = ShipSeam(str(tmp_path / "log"), str(tmp_path / "up"))
+    with MessageLog.open(tmp_path / "log", segment_bytes=500) as log:
+        log.append_many([b"x" * 50] * 40)
+        with Shipper(tmp_path / "log", store) as shipper:
+            while shipper.step():
+                pass
+        (before,) = look(tmp_path, seam)
+        forget_before(store, "log", 20)
+        (after,) = look(tmp_path, seam)
+    assert before.went > 20
+    assert (after.went, after.waiting, after.ok, after.alarm) == (before.went, before.waiting, True, "")
 
 
 def test_hours_begin_with_what_waited(tmp_path: Path) -> None:

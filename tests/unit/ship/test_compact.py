@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow.parquet as parquet
 import pytest
-from ship_use import FORMATS, fill, open_writer
+from ship_use import FORMATS, fill, open_writer, seal
 
 from penstock.disk import object_store_for
 from penstock.disk.failpoint import arm
@@ -50,6 +50,26 @@ def test_every_record_of_every_node_is_in_the_files_once(tmp_path: Path) -> None
         wanted[f"node-{kind}"] += ship(tmp_path, f"node-{kind}", kind, 40, 20)
     assert len(compact_fleet(place, file_bytes=100).files) > 2
     assert rows(tmp_path) == wanted
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_file_is_full_by_its_records_as_well_as_by_their_payload(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "n").mkdir()
+    with open_writer(kind, tmp_path / "n" / "ticks") as writer:
+        writer.append_many([b""] * 70 + [b"x" * 1000] * 5 + [b"y"] * 25)
+        seal(kind, writer)
+    with Shipper(tmp_path / "n" / "ticks", object_store_for(tmp_path / "up" / "n"), node="n") as shipper:
+        shipper.step()
+    made = compact_fleet(str(tmp_path / "up"), file_bytes=64 * 20)
+    assert [file.rows for file in made.files] == [20, 20, 20, 11, 2, 2, 20, 5]
+    assert rows(tmp_path)["n"] == [b""] * 70 + [b"x" * 1000] * 5 + [b"y"] * 25
+    forget_compacted(str(tmp_path / "up"))
+
+
+@pytest.mark.parametrize("size", [0, -1, (1 << 29) + 1])
+def test_a_size_that_no_reader_would_take_is_refused(size: int) -> None:
+    with pytest.raises(OptionsError, match=f"file_bytes={size}"):
+        compact_fleet("/nowhere", file_bytes=size)
 
 
 @pytest.mark.parametrize("where", ["ship.compact.written", "ship.compact.named"])

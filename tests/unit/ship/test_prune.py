@@ -47,6 +47,36 @@ def test_old_segments_are_forgotten_first_and_removed_after_the_grace(store: Obs
         assert list(remote.verify()) == []
 
 
+def test_what_is_forgotten_is_not_counted_any_more(store: Obstore, tmp_path: Path) -> None:
+    options = ShipOptions(page_entries=2, batch_bytes=1)
+    with open_writer("messagelog", tmp_path / "log") as writer:
+        for start in range(0, 70, 10):
+            fill("messagelog", writer, start, 10)
+        with Shipper(tmp_path / "log", store, options=options) as shipper:
+            while shipper.step():
+                pass
+            sizes = [entry.bytes for entry in shipped(store).entries(1, 71)]
+            assert shipper.head.pages
+            for position, kept in ((5, 70), (45, 30), (65, 10)):  # nothing; two pages; a page and a segment
+                head = forget_before(store, "log", position)
+                assert (head.records, head.bytes) == (kept, sum(sizes[-kept // 10 :]))
+            fill("messagelog", writer, 70, 10)
+            shipper.step()
+    with shipped(store) as remote:
+        assert remote.stat()["records"] == len(read_all(remote)) == 20
+
+
+def test_a_page_that_is_gone_is_forgotten_all_the_same(store: Obstore, tmp_path: Path) -> None:
+    with open_writer("messagelog", tmp_path / "log") as writer:
+        for start in range(0, 50, 10):
+            fill("messagelog", writer, start, 10)
+        with Shipper(tmp_path / "log", store, options=ShipOptions(page_entries=3)) as shipper:
+            shipper.step()
+            store.delete([shipper.head.pages[0].key])
+    head = forget_before(store, "log", 31)
+    assert (head.first, head.pages) == (31, ())
+
+
 def test_what_was_put_and_never_named_is_found(store: Obstore, tmp_path: Path) -> None:
     with open_writer("messagelog", tmp_path / "log") as writer:
         for start in range(0, 50, 10):

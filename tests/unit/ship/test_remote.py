@@ -10,8 +10,11 @@ import pytest
 from obstore.store import MemoryStore
 from ship_use import FORMATS, fill, open_writer, read_all
 
+from penstock.disk import disk_for, object_store_for
 from penstock.disk.objectstore import Obstore
-from penstock.ship import ShipOptions, Shipper
+from penstock.errors import ReplacedError
+from penstock.log.sidecar import sidecar_of
+from penstock.ship import ShipOptions, Shipper, TieredLog
 from penstock.ship.remote import ShippedLog
 
 
@@ -80,3 +83,38 @@ def test_a_page_is_fetched_when_its_turn_comes(tmp_path: Path) -> None:
         assert log.start_of_newest(10_000) == 1
         store.keys.clear()
         assert read_all(log)[-1] == b"record 002999"
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_foreign_log_and_what_was_shipped_of_it_are_one(format: str, tmp_path: Path) -> None:
+    with open_writer(format, tmp_path / "log") as writer:
+        wanted = fill(format, writer, 0, 50)
+        writer.append_many(wanted[:5])
+    for left in [*tmp_path.glob("log.penstock-*"), *tmp_path.glob("log/penstock-*")]:
+        left.unlink()
+    with Shipper(tmp_path / "log", object_store_for(tmp_path / "up")) as shipper:
+        assert shipper.step() == 1
+    with TieredLog(tmp_path / "log", tmp_path / "up/log") as log:
+        assert read_all(log) == wanted + wanted[:5]
+    (tmp_path / "other").mkdir()
+    with open_writer(format, tmp_path / "other/log") as writer:
+        fill(format, writer, 0, 50)
+    with pytest.raises(ReplacedError, match="another log"):
+        TieredLog(tmp_path / "other/log", tmp_path / "up/log")
+
+
+def test_a_place_has_one_cursor_however_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    cursors: set[str] = set()
+    with open_writer("messagelog", tmp_path / "log") as writer:
+        for place in ("up", "./up/", "../up", str(tmp_path / "up"), f"file://{tmp_path}/up", "up"):
+            monkeypatch.chdir(tmp_path / "elsewhere" if place == "../up" else tmp_path)
+            fill("messagelog", writer, 0, 10)
+            with Shipper(tmp_path / "log", object_store_for(place)) as shipper:
+                assert shipper.step() == 1
+            cursors |= set(sidecar_of(disk_for(tmp_path), str(tmp_path / "log")).cursors())
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        with Shipper(tmp_path / "log", object_store_for("up")) as shipper:  # written as before, and another place
+            shipper.step()
+    assert len(cursors) == 1
+    assert len(sidecar_of(disk_for(tmp_path), str(tmp_path / "log")).cursors()) == 2

@@ -100,6 +100,43 @@ def test_a_shipper_that_is_closed_stops_sending_at_once(store: Obstore, tmp_path
     assert failed
 
 
+def test_a_shipper_that_is_closed_while_segments_go_up_side_by_side_ends(tmp_path: Path) -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    class Slow(FolderStore):
+        def put(self, key: str, data: Any) -> None:
+            if ".segments/" in key:
+                begun.set()
+                assert go.wait(60)
+            super().put(key, data)
+
+    with open_writer("messagelog", tmp_path / "log") as writer:
+        for start in range(0, 200, 10):
+            fill("messagelog", writer, start, 10)
+    shipper = Shipper(tmp_path / "log", Slow(str(tmp_path / "up")))
+    failed: list[BaseException] = []
+
+    def step() -> None:
+        try:
+            shipper.step()
+        except BaseException as exc:
+            failed.append(exc)
+
+    stepping = threading.Thread(target=step, daemon=True)
+    stepping.start()
+    assert begun.wait(60)
+    closing = threading.Thread(target=shipper.close, daemon=True)
+    closing.start()
+    assert shipper._pool is not None
+    while not shipper._pool._closed:
+        time.sleep(0.001)
+    go.set()
+    for thread in (closing, stepping):
+        thread.join(20)
+        assert not thread.is_alive()
+    assert [type(exc) for exc in failed] == [ClosedError]
+
+
 def test_a_shipper_with_a_rate_names_what_is_up_before_all_of_it_is(store: Obstore, tmp_path: Path) -> None:
     clock = FakeClock()
     with open_writer("messagelog", tmp_path / "log") as writer:
@@ -126,6 +163,30 @@ async def test_a_part_that_is_paused_sends_nothing_until_it_goes_on(store: Obsto
     await part.stop()
     with shipped(store) as remote:
         assert len(read_all(remote)) == 10
+
+
+async def test_a_part_is_stopped_though_its_store_does_not_answer(tmp_path: Path) -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    class Silent(FolderStore):
+        def put(self, key: str, data: Any) -> None:
+            if ".segments/" in key:
+                begun.set()
+                go.wait(60)
+            super().put(key, data)
+
+    with open_writer("messagelog", tmp_path / "log") as writer:
+        for start in range(0, 60, 10):
+            fill("messagelog", writer, start, 10)
+    part = ShipPart(tmp_path / "log", Silent(str(tmp_path / "up")))
+    await part.start()
+    assert await asyncio.to_thread(begun.wait, 60)
+    rescue = threading.Timer(20, go.set)  # who waits for the store would hold the loop, and everything on it
+    rescue.start()
+    await part.stop()
+    assert not go.is_set()
+    rescue.cancel()
+    go.set()
 
 
 async def test_a_part_that_is_stopped_before_it_has_begun_takes_nothing_over(tmp_path: Path) -> None:

@@ -437,13 +437,8 @@ class Walk:
         if isinstance(source, Packed) and needed > LARGEST_UNPACKED:
             reason = f"a message of {needed - FRAME_HEAD} bytes; of a compressed segment {LARGEST_UNPACKED} are read"
             raise CorruptionError(source.path, HEADER_BYTES, reason)
-        if (end is not None and position + needed > end) or (
-            isinstance(source, Live)
-            and (
-                source.byte_of(position) + needed > source.size()
-                or (needed > BELIEVED_BYTES and not source.sums_up(position, needed))
-            )
-        ):
+        past = end is not None and position + needed > end
+        if past or (isinstance(source, Live) and _is_short(source, position, needed)):
             needed = FRAME_HEAD
         return source.window(position, needed, end)
 
@@ -559,8 +554,24 @@ class Walk:
         if self._judged[:2] != (position, size):
             end = self._source.begin + size - HEADER_BYTES
             proven = any(True for _ in proven_ends(self._source, position, end, GLANCE_BYTES))
-            self._judged = position, size, proven
+            # One that was being written at the first look is proven as well, and by now its length says the same.
+            self._judged = position, size, proven and self._is_still_short(position)
         return self._judged[2]
+
+    def _is_still_short(self, position: int) -> bool:
+        assert isinstance(self._source, Live)
+        buffer, start, size = self._source.window(position, FRAME_HEAD, None)
+        if size < FRAME_HEAD:
+            return False  # its writer has trimmed it
+        length = int.from_bytes(memoryview(buffer)[start : start + 4], "big")
+        return _is_short(self._source, position, FRAME_HEAD + length)
+
+
+def _is_short(source: Live, position: int, needed: int) -> bool:
+    """Whether the newest segment has less than the message at ``position`` seems to take."""
+    if source.byte_of(position) + needed > source.size():
+        return True
+    return needed > BELIEVED_BYTES and not source.sums_up(position, needed)
 
 
 def _nothing(position: int) -> Batch:

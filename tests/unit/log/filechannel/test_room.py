@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from penstock import kernel
 from penstock.errors import ReadOnlyError
 from penstock.log.filechannel import ChannelOptions, FileChannel, FileChannelLog
 from penstock.log.filechannel.room import ROOM_BYTES, ROOM_MARK, is_room
+from penstock.log.filechannel.segments import Walk
 from penstock.log.filechannel.spool import LEAST_SEGMENT_BYTES, SINGLES_BEFORE_ROOM
 
 PLAIN = ChannelOptions(sync="none", compression="none")
@@ -75,6 +77,27 @@ def test_readers_in_this_process_and_beside_it_see_what_was_sent_and_no_room(fol
             assert list(log.verify()) == []
         channel.append(b"last")
         assert (rx.recv(timeout=0), beside.recv(timeout=60)) == (b"last", b"last")
+
+
+def test_a_message_that_comes_between_two_looks_at_the_room_is_no_damage(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judge = Walk._stuck
+    late = [b"late", b"later"]
+
+    def send_then_judge(self: Walk, *seen: Any) -> None:
+        while late:
+            tx.send(late.pop(0))  # the reader has seen the mark; what it stood for is proven by what is behind it now
+        judge(self, *seen)
+
+    with FileChannel.open(folder, PLAIN) as channel, FileChannelLog(folder) as log:
+        tx = channel.tx()
+        send_singly(channel, messages(500))
+        end = log.read(0).next_position
+        monkeypatch.setattr(Walk, "_stuck", send_then_judge)
+        assert len(log.read(end)) == 0
+        assert late == []
+        assert log.read(end).to_payloads() == [b"late", b"later"]
 
 
 def test_batches_and_large_messages_between_single_ones_keep_the_order(folder: Path) -> None:
