@@ -59,7 +59,7 @@ class ChannelSession:
         """What the sink raised: nothing more is given to it."""
         self._manager, self._sink, self._room, self._when_full = manager, sink, inbox_size, when_full
         self._inbox: deque[c.Delivery] = deque()
-        self._size = 0
+        self._size = self._told = 0  # of all that is in the inbox, and of its first run how many were taken
         self._news = asyncio.Event()
         self._ended = self._overflown = False
 
@@ -96,30 +96,51 @@ class ChannelSession:
         """Return what has arrived so far, one by one, without waiting."""
         events: list[c.Event | c.ChannelMessage] = []
         while self._inbox:
-            events.extend(_one_by_one(self._take()))
+            events.append(self._take_one())
         return events
 
     async def runs(self) -> AsyncIterator[c.Delivery]:
         """Yield events and runs of messages as they came."""
-        while True:
+        while await self._has_arrived():
             while self._inbox:
                 yield self._take()
+
+    async def __aiter__(self) -> AsyncIterator[c.Event | c.ChannelMessage]:
+        while await self._has_arrived():
+            while self._inbox:
+                yield self._take_one()
+
+    async def _has_arrived(self) -> bool:
+        """Wait until there is something to take; False when nothing comes any more."""
+        while not self._inbox:
             if self._overflown:
                 raise Backpressure(f"{self.nid}: more than {self._room} events waited to be read")
             if self._ended:
-                return
+                return False
             self._news.clear()
             await self._news.wait()
-
-    async def __aiter__(self) -> AsyncIterator[c.Event | c.ChannelMessage]:
-        async for event in self.runs():
-            for one in _one_by_one(event):
-                yield one
+        return True
 
     def _take(self) -> c.Delivery:
         event = self._inbox.popleft()
+        if isinstance(event, c.Messages) and self._told:
+            event, self._told = event.after(self._told), 0
         self._size -= len(event) if isinstance(event, c.Messages) else 1
         return event
+
+    def _take_one(self) -> c.Event | c.ChannelMessage:
+        """Take one event or message; what is left of a run stays there, for whoever goes on later."""
+        event = self._inbox[0]
+        if not isinstance(event, c.Messages):
+            self._take()
+            return event
+        message = event.at(self._told)
+        self._size -= 1
+        self._told += 1
+        if self._told == len(event):
+            self._inbox.popleft()
+            self._told = 0
+        return message
 
     def end(self) -> None:
         """Let the iteration end; nothing is left on anyone's behalf."""
@@ -138,7 +159,3 @@ class ChannelSession:
         self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
         await self.close()
-
-
-def _one_by_one(event: c.Delivery) -> list[c.Event | c.ChannelMessage]:
-    return list(event) if isinstance(event, c.Messages) else [event]

@@ -24,7 +24,7 @@ from wire_use import SECONDS, PlainAuthenticator, Raw, options, plain_token
 from penstock.channels.wire import BlockingClient, ChannelServer, Client, HeardEvent
 from penstock.channels.wire.dialogue import Dialogue
 from penstock.channels.wire.frames import Frame
-from penstock.errors import NotConnected, Timeout
+from penstock.errors import ClosedError, NotConnected, Timeout
 
 C = "channel=!c@localhost"
 
@@ -325,6 +325,55 @@ async def test_who_cannot_join_again_is_told(tmp_path: Path) -> None:
         assert item == HeardEvent("MEMBER_LEFT", "!c@localhost", "bob@localhost", None)
         assert bob.seen == {}
         assert await bob.channels() == []
+
+
+async def test_who_stops_taking_messages_finds_the_next_one_there(tmp_path: Path) -> None:
+    """What came together with the last one taken was gone without a word."""
+    async with (
+        serving(tmp_path, auth=False) as server,
+        await enter(server, "ann") as ann,
+        await enter(server, "bob") as bob,
+    ):
+        await ann.join("c")
+        await bob.join("c")
+        await ann.broadcast_many("c", [b"%d" % seq for seq in range(1, 10)])
+        for seq in range(1, 10):
+            async with asyncio.timeout(SECONDS):
+                async for message in bob.messages():
+                    assert (message.seq, message.payload) == (seq, b"%d" % seq)
+                    break
+        assert bob._size == 0
+
+
+async def test_a_client_that_is_closed_while_it_comes_back_says_so_at_once(tmp_path: Path) -> None:
+    """Who waited for the connection, and who asked afterwards, waited for the whole of the timeout."""
+    async with serving(tmp_path, auth=False) as server:
+        ann = await enter(server, "ann")
+        await ann.join("c")
+    async with asyncio.timeout(SECONDS / 2):
+        while ann._again is None:
+            await asyncio.sleep(0.001)
+        waiting = asyncio.create_task(ann.broadcast("c", b"x"))
+        await asyncio.sleep(0)
+        await ann.close()
+        for asked in (waiting, ann.members("c"), ann.open()):
+            with pytest.raises(ClosedError, match="the client is closed"):
+                await asked
+    assert not coming_back()
+
+
+async def test_a_client_that_is_told_nonsense_tries_again() -> None:
+    """A login without a name was an AttributeError, after which a client never came back."""
+    greeting = GREETING.replace(b"auth_required=false", b"auth_required=true")
+    good = (greeting, b"AUTH_ACK succeeded=true nid=ann@localhost\n", b"CHANNELS_ACK id=1\n")
+    async with (
+        answering(good, (greeting, b"AUTH_ACK succeeded=true\n"), good) as (place, writers),
+        await Client.connect(place, token="ann") as ann,
+        asyncio.timeout(SECONDS),
+    ):
+        while len(writers) < 3:
+            await asyncio.sleep(0.001)
+        await back(ann)
 
 
 async def test_messages_are_iterated_over_without_a_loop(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ class Client:
         self._dialogue: Dialogue | None = None
         self._up = asyncio.Event()
         self._inbox: deque[News | MessageRun] = deque()
-        self._size = 0
+        self._size = self._told = 0  # of all that is in the inbox, and of its first run how many were taken
         self._own: deque[tuple[str, int, int]] = deque(maxlen=1024)
         self._news = asyncio.Event()
         self._closed: str | None = None
@@ -112,10 +112,10 @@ class Client:
     async def close(self) -> None:
         """End the connection; returns when it is gone, which takes the linger time of ``net`` at the most."""
         self._closed = self._closed or "the client is closed"
+        self._up.set()
         if self._again is not None:
             self._again.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._again
+            await asyncio.wait([self._again])
         if self._dialogue is not None:
             self._dialogue._connection.close("closed here")
             await self._dialogue.gone.wait()
@@ -263,14 +263,7 @@ class Client:
             yield Gap(channel, *self._forgotten.pop(channel))
         while True:
             while self._inbox:
-                item = self._inbox.popleft()
-                if isinstance(item, MessageRun):
-                    self._size -= len(item.payloads)
-                    for seq, payload in enumerate(item.payloads, item.first_seq):
-                        yield Heard(item.channel, item.sender, seq, item.timestamp, payload)
-                else:
-                    self._size -= 1
-                    yield item
+                yield self._take()
                 self._go_on_reading()
             if self._closed is not None:
                 return
@@ -284,6 +277,20 @@ class Client:
                 yield item
             elif isinstance(item, Gap):
                 _log.warning("%s: messages from %d on were missed for good", item.channel, item.first_seq)
+
+    def _take(self) -> News:
+        """Take one thing out of the inbox; what is left of a run stays there, for whoever goes on later."""
+        item = self._inbox[0]
+        self._size -= 1
+        if not isinstance(item, MessageRun):
+            self._inbox.popleft()
+            return item
+        at = self._told
+        self._told += 1
+        if self._told == len(item.payloads):
+            self._inbox.popleft()
+            self._told = 0
+        return Heard(item.channel, item.sender, item.first_seq + at, item.timestamp, item.payloads[at])
 
     def _hear(self, item: MessageRun | Frame) -> None:
         found: MessageRun | News | None
@@ -389,6 +396,7 @@ class Client:
     # --- Connecting
 
     async def _begin(self) -> None:
+        self._check_open()
         target = self._target()
         dialogue = Dialogue(str(target), self._hear, self._lost)
         await dial(target, dialogue, tls=self._context() if target.tls else None)
@@ -407,6 +415,8 @@ class Client:
                     raise Refused("UNAUTHORIZED", login.fields["challenge"] or "the token was not accepted")
             else:
                 login = await dialogue.shake_hands("IDENTIFY", username=self._username)
+            if not login.fields["nid"]:
+                raise NotConnected(f"{target}: the server let in nobody")
             self.nid = login.fields["nid"]
             self._domain = self.nid.rpartition("@")[2]
             self.seen = {self._name(channel): last for channel, last in self.seen.items()}
@@ -416,6 +426,7 @@ class Client:
                 await self._resume(dialogue)
             else:
                 await self._rejoin(dialogue, list(self.seen), resumes=False)
+            self._check_open()
             if self._dialogue is not dialogue:
                 raise NotConnected(f"{target}: {dialogue.closed_reason}")
         except BaseException:
@@ -518,16 +529,21 @@ class Client:
                 _log.debug("%s: not yet: %s", self.address, exc)
             except (PenstockError, OSError, TimeoutError) as exc:
                 _log.debug("%s: not yet: %s", self.address, exc)
+            except Exception:  # noqa: BLE001 - who waits for the connection would wait for ever
+                _log.exception("%s: not yet, because of a fault", self.address)
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(2 * pause, longest)
+
+    def _check_open(self) -> None:
+        if self._closed is not None:
+            raise ClosedError(f"{self.address}: {self._closed}")
 
     async def _connected(self) -> Dialogue:
         try:
             async with asyncio.timeout(self._timeout):
                 while True:
                     await self._up.wait()
-                    if self._closed is not None:
-                        raise ClosedError(f"{self.address}: {self._closed}")
+                    self._check_open()
                     if self._dialogue is not None:
                         return self._dialogue
                     self._up.clear()
