@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from wire_use import SECONDS, PlainAuthenticator, Raw, options, plain_token
 from penstock.channels.wire import BlockingClient, ChannelServer, Client, HeardEvent
 from penstock.channels.wire.dialogue import Dialogue
 from penstock.channels.wire.frames import Frame
-from penstock.errors import ClosedError, NotConnected, Timeout
+from penstock.errors import ClosedError, NotConnected, OptionsError, Timeout
 
 C = "channel=!c@localhost"
 
@@ -374,6 +375,27 @@ async def test_a_client_that_is_told_nonsense_tries_again() -> None:
         while len(writers) < 3:
             await asyncio.sleep(0.001)
         await back(ann)
+
+
+async def test_a_ca_that_cannot_be_read_is_named_and_one_that_is_replaced_is_waited_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG", "penstock.channels")
+    ca, none = tmp_path / "ca.pem", tmp_path / "none.pem"
+    none.write_text("no certificate")
+    for path, why in ((ca, "No such file"), (none, "no certificate")):
+        with pytest.raises(OptionsError, match=f"{path.name}: {why}"):
+            await Client.connect("localhost:1", username="ann", ca=str(path))
+    async with ChannelServer(tmp_path / "data", options(port=0)) as server:
+        shutil.copy(tmp_path / "data" / "development.pem", ca)
+        address = "localhost:" + server.addresses["channels"].rpartition(":")[2]
+        async with await Client.connect(address, username="ann", ca=str(ca)) as ann, asyncio.timeout(SECONDS):
+            ca.rename(none)
+            await cut(server, ann)
+            while "ca.pem: No such file" not in caplog.text:
+                await asyncio.sleep(0.001)
+            none.rename(ca)
+            assert await ann.channels() == []
 
 
 async def test_messages_are_iterated_over_without_a_loop(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, Self
 
 from penstock.channels.ids import ChannelId, is_handler
 from penstock.channels.rules import RECOVERABLE
-from penstock.channels.wire.arguments import as_bytes, as_member, check_settings
+from penstock.channels.wire.arguments import as_bytes, as_member, check_settings, tls_context
 from penstock.channels.wire.cutter import MessageRun
 from penstock.channels.wire.dialogue import Dialogue
 from penstock.channels.wire.frames import Frame
@@ -590,8 +590,9 @@ class Client:
         return Target.parse(text, PORTS)
 
     def _context(self) -> ssl.SSLContext:
-        context = ssl.create_default_context(cafile=self._ca)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        if not self._verify:
-            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        return context
+        try:
+            return tls_context(self._ca, verify=self._verify)
+        except OptionsError as exc:
+            if self.server:  # it was good when this client began, and is perhaps just being replaced
+                raise NotConnected(str(exc)) from exc
+            raise
