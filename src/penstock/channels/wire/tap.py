@@ -26,7 +26,7 @@ __all__ = ["ChannelTap"]
 _log = logging.getLogger(__name__)
 
 ROOM = 65_536
-"""Messages that wait for the disk at the most."""
+"""Messages that wait for the disk at the most; a run of more is taken where nothing waits."""
 ROOM_BYTES = 256 << 20
 """Bytes of their payloads: a disk that stands still must not take the memory of the server."""
 COPIED = REGISTRY.counter("channels_tap_messages", "messages copied by taps")
@@ -57,7 +57,7 @@ class ChannelTap:
         if not isinstance(event, c.Messages) or (self.handler != "*" and event.channel.handler != self.handler):
             return
         length = sum(map(len, event.payloads))
-        if self._size + len(event) > ROOM or self._bytes + length > ROOM_BYTES:
+        if self._waiting and (self._size + len(event) > ROOM or self._bytes + length > ROOM_BYTES):
             LOST.add(len(event))
             _log.warning("tap %s: %d messages of %s did not fit", self.path, len(event), event.channel)
             return
