@@ -199,20 +199,9 @@ class Messages(msgspec.Struct):
             self.channel, self.sender, self.first_seq, self.timestamp, self.payloads[:count], self.recipients
         )
 
-    def after(self, count: int) -> Messages:
-        """Return the run without its first messages."""
-        return Messages(
-            self.channel, self.sender, self.first_seq + count, self.timestamp, self.payloads[count:], self.recipients
-        )
-
-    def at(self, index: int) -> ChannelMessage:
-        """Return one of its messages."""
-        return ChannelMessage(
-            self.channel, self.sender, self.first_seq + index, self.timestamp, self.payloads[index], self.recipients
-        )
-
     def __iter__(self) -> Iterator[ChannelMessage]:
-        return map(self.at, range(len(self.payloads)))
+        for seq, payload in enumerate(self.payloads, self.first_seq):
+            yield ChannelMessage(self.channel, self.sender, seq, self.timestamp, payload, self.recipients)
 
 
 Delivery = Event | Messages

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -59,7 +59,8 @@ class ChannelSession:
         """What the sink raised: nothing more is given to it."""
         self._manager, self._sink, self._room, self._when_full = manager, sink, inbox_size, when_full
         self._inbox: deque[c.Delivery] = deque()
-        self._size = self._told = 0  # of all that is in the inbox, and of its first run how many were taken
+        self._size = 0
+        self._begun: Iterator[c.Event | c.ChannelMessage] = iter(())
         self._news = asyncio.Event()
         self._ended = self._overflown = False
 
@@ -94,21 +95,30 @@ class ChannelSession:
 
     def waiting(self) -> list[c.Event | c.ChannelMessage]:
         """Return what has arrived so far, one by one, without waiting."""
-        events: list[c.Event | c.ChannelMessage] = []
+        events = list(self._begun)
         while self._inbox:
-            events.append(self._take_one())
+            events.extend(_one_by_one(self._take()))
         return events
 
     async def runs(self) -> AsyncIterator[c.Delivery]:
         """Yield events and runs of messages as they came."""
-        while await self._has_arrived():
-            while self._inbox:
+        while True:
+            left = [one for one in self._begun if isinstance(one, c.ChannelMessage)]
+            if left:  # of a run whose iteration was left
+                one, payloads = left[0], tuple(each.payload for each in left)
+                yield c.Messages(one.channel, one.sender, one.seq, one.timestamp, payloads, one.recipients)
+            elif await self._has_arrived():
                 yield self._take()
+            else:
+                return
 
     async def __aiter__(self) -> AsyncIterator[c.Event | c.ChannelMessage]:
-        while await self._has_arrived():
-            while self._inbox:
-                yield self._take_one()
+        while True:
+            for one in self._begun:  # of a run; an iteration that was left goes on here in the next one
+                yield one
+            if not await self._has_arrived():
+                return
+            self._begun = iter(_one_by_one(self._take()))
 
     async def _has_arrived(self) -> bool:
         """Wait until there is something to take; False when nothing comes any more."""
@@ -123,24 +133,8 @@ class ChannelSession:
 
     def _take(self) -> c.Delivery:
         event = self._inbox.popleft()
-        if isinstance(event, c.Messages) and self._told:
-            event, self._told = event.after(self._told), 0
         self._size -= len(event) if isinstance(event, c.Messages) else 1
         return event
-
-    def _take_one(self) -> c.Event | c.ChannelMessage:
-        """Take one event or message; what is left of a run stays there, for whoever goes on later."""
-        event = self._inbox[0]
-        if not isinstance(event, c.Messages):
-            self._take()
-            return event
-        message = event.at(self._told)
-        self._size -= 1
-        self._told += 1
-        if self._told == len(event):
-            self._inbox.popleft()
-            self._told = 0
-        return message
 
     def end(self) -> None:
         """Let the iteration end; nothing is left on anyone's behalf."""
@@ -159,3 +153,7 @@ class ChannelSession:
         self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
         await self.close()
+
+
+def _one_by_one(event: c.Delivery) -> list[c.Event | c.ChannelMessage]:
+    return list(event) if isinstance(event, c.Messages) else [event]

@@ -8,7 +8,7 @@ import logging
 import random
 import ssl
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any, Final, Literal, Self
 
 from penstock.channels.ids import ChannelId, is_handler
@@ -17,7 +17,7 @@ from penstock.channels.wire.arguments import as_bytes, as_member, check_settings
 from penstock.channels.wire.cutter import MessageRun
 from penstock.channels.wire.dialogue import Dialogue
 from penstock.channels.wire.frames import Frame
-from penstock.channels.wire.news import Gap, Heard, HeardEvent, News, message_of, news_of
+from penstock.channels.wire.news import Gap, Heard, HeardEvent, News, message_of, messages_of, news_of
 from penstock.errors import ClosedError, NotConnected, OptionsError, PenstockError, Refused, Timeout
 from penstock.net import Target, dial
 
@@ -85,7 +85,8 @@ class Client:
         self._dialogue: Dialogue | None = None
         self._up = asyncio.Event()
         self._inbox: deque[News | MessageRun] = deque()
-        self._size = self._told = 0  # of all that is in the inbox, and of its first run how many were taken
+        self._size = 0
+        self._begun: Iterator[Heard] = iter(())
         self._own: deque[tuple[str, int, int]] = deque(maxlen=1024)
         self._news = asyncio.Event()
         self._closed: str | None = None
@@ -262,13 +263,22 @@ class Client:
             channel = next(iter(self._forgotten))
             yield Gap(channel, *self._forgotten.pop(channel))
         while True:
-            while self._inbox:
-                yield self._take()
+            for message in self._begun:  # of a run; an iteration that was left goes on here in the next one
+                yield message
+            if self._inbox:
+                item = self._inbox.popleft()
+                if isinstance(item, MessageRun):
+                    self._size -= len(item.payloads)
+                    self._begun = messages_of(item)
+                else:
+                    self._size -= 1
+                    yield item
                 self._go_on_reading()
-            if self._closed is not None:
+            elif self._closed is not None:
                 return
-            self._news.clear()
-            await self._news.wait()
+            else:
+                self._news.clear()
+                await self._news.wait()
 
     async def messages(self) -> AsyncIterator[Heard]:
         """Yield messages alone; a Gap in them raises nothing, and is logged."""
@@ -277,20 +287,6 @@ class Client:
                 yield item
             elif isinstance(item, Gap):
                 _log.warning("%s: messages from %d on were missed for good", item.channel, item.first_seq)
-
-    def _take(self) -> News:
-        """Take one thing out of the inbox; what is left of a run stays there, for whoever goes on later."""
-        item = self._inbox[0]
-        self._size -= 1
-        if not isinstance(item, MessageRun):
-            self._inbox.popleft()
-            return item
-        at = self._told
-        self._told += 1
-        if self._told == len(item.payloads):
-            self._inbox.popleft()
-            self._told = 0
-        return Heard(item.channel, item.sender, item.first_seq + at, item.timestamp, item.payloads[at])
 
     def _hear(self, item: MessageRun | Frame) -> None:
         found: MessageRun | News | None
