@@ -434,6 +434,22 @@ async def test_who_only_speaks_is_not_held_up_by_what_it_does_not_take(tmp_path:
         assert [seq for seq, _ in rest] == list(range(151, 251))
 
 
+async def test_that_nobody_takes_what_is_said_is_logged_once(
+    tmp_path: Path, monkeypatch: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each event that was forgotten was a line of the log: one for everybody who joined or left."""
+    monkeypatch.setattr("penstock.channels.wire.client.INBOX", 3)
+    async with serving(tmp_path, auth=False) as server, await enter(server, "ann") as ann:
+        await ann.join("c")
+        for _ in range(5):
+            async with await enter(server, "bob") as bob:
+                await bob.join("c")
+        async with asyncio.timeout(SECONDS):
+            while await ann.members("c") != ["ann@localhost"]:
+                await asyncio.sleep(0.001)
+    assert caplog.text.count("the oldest of it is forgotten") == 1
+
+
 async def test_who_stops_taking_news_is_told_why_nothing_is_answered(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("penstock.channels.wire.client.INBOX", 100)
     async with serving(tmp_path, auth=False) as server, await enter(server, "bob") as bob:

@@ -91,7 +91,7 @@ class Client:
         self._news = asyncio.Event()
         self._closed: str | None = None
         self._again: asyncio.Task[None] | None = None
-        self._held_back = self._has_listener = False
+        self._held_back = self._has_listener = self._forgets = False
         self._forgotten: dict[str, tuple[int, int | None]] = {}  # channel → what nobody took, first and last
         self._returning: dict[str, list[MessageRun | Frame]] = {}  # said on channels that are only being joined again
 
@@ -315,7 +315,8 @@ class Client:
 
     def _forget_oldest(self) -> None:
         """Make room in an inbox that nobody takes anything from."""
-        if not self._forgotten:
+        if not self._forgets:
+            self._forgets = True
             _log.warning("%s: nobody takes what channels say, and the oldest of it is forgotten", self.address)
         while self._size > INBOX:
             item = self._inbox.popleft()
