@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -60,6 +60,7 @@ class ChannelSession:
         self._manager, self._sink, self._room, self._when_full = manager, sink, inbox_size, when_full
         self._inbox: deque[c.Delivery] = deque()
         self._size = 0
+        self._begun: Iterator[c.Event | c.ChannelMessage] = iter(())
         self._news = asyncio.Event()
         self._ended = self._overflown = False
 
@@ -94,7 +95,7 @@ class ChannelSession:
 
     def waiting(self) -> list[c.Event | c.ChannelMessage]:
         """Return what has arrived so far, one by one, without waiting."""
-        events: list[c.Event | c.ChannelMessage] = []
+        events = list(self._begun)
         while self._inbox:
             events.extend(_one_by_one(self._take()))
         return events
@@ -102,19 +103,33 @@ class ChannelSession:
     async def runs(self) -> AsyncIterator[c.Delivery]:
         """Yield events and runs of messages as they came."""
         while True:
-            while self._inbox:
+            left = [one for one in self._begun if isinstance(one, c.ChannelMessage)]
+            if left:  # of a run whose iteration was left
+                one, payloads = left[0], tuple(each.payload for each in left)
+                yield c.Messages(one.channel, one.sender, one.seq, one.timestamp, payloads, one.recipients)
+            elif await self._has_arrived():
                 yield self._take()
+            else:
+                return
+
+    async def __aiter__(self) -> AsyncIterator[c.Event | c.ChannelMessage]:
+        while True:
+            for one in self._begun:  # of a run; an iteration that was left goes on here in the next one
+                yield one
+            if not await self._has_arrived():
+                return
+            self._begun = iter(_one_by_one(self._take()))
+
+    async def _has_arrived(self) -> bool:
+        """Wait until there is something to take; False when nothing comes any more."""
+        while not self._inbox:
             if self._overflown:
                 raise Backpressure(f"{self.nid}: more than {self._room} events waited to be read")
             if self._ended:
-                return
+                return False
             self._news.clear()
             await self._news.wait()
-
-    async def __aiter__(self) -> AsyncIterator[c.Event | c.ChannelMessage]:
-        async for event in self.runs():
-            for one in _one_by_one(event):
-                yield one
+        return True
 
     def _take(self) -> c.Delivery:
         event = self._inbox.popleft()

@@ -94,9 +94,11 @@ def broadcast(
         except Refused as exc:
             if exc.reason != "USER_IN_CHANNEL":
                 raise
+        most = client.server["max_inflight_requests"] or 1  # so many are answered together
         async for payloads in _given(payload):
-            for seq in await client.broadcast_many(channel, payloads):
-                _say(json, {"seq": seq})
+            for start in range(0, len(payloads), most):  # what went well is told although what follows may not
+                for seq in await client.broadcast_many(channel, payloads[start : start + most]):
+                    _say(json, {"seq": seq})
 
     _with_client(work, server, user, token, ca, insecure=insecure)
 

@@ -51,8 +51,14 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     def parse(cls, text: str, ports: Mapping[str, int] = {"mqtt": 1883, "mqtts": 8883}) -> Target:
         """Read an address; ``ports`` are those that go without saying for the schemes of a protocol."""
         if text.startswith("unix:"):
-            return cls(path=text.removeprefix("unix:").removeprefix("//"))
-        parts = urlsplit(text if "://" in text else f"{next(iter(ports))}://{text}")
+            path = text.removeprefix("unix:").removeprefix("//")
+            if not path:
+                raise OptionsError(f"{text}: give the path of a socket")
+            return cls(path=path)
+        try:
+            parts = urlsplit(text if "://" in text else f"{next(iter(ports))}://{text}")
+        except ValueError as exc:
+            raise OptionsError(f"{text}: {exc}") from exc
         try:
             port = parts.port
         except ValueError as exc:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from wire_use import SECONDS, PlainAuthenticator, Raw, options, plain_token
 from penstock.channels.wire import BlockingClient, ChannelServer, Client, HeardEvent
 from penstock.channels.wire.dialogue import Dialogue
 from penstock.channels.wire.frames import Frame
-from penstock.errors import NotConnected, Timeout
+from penstock.errors import ClosedError, NotConnected, OptionsError, Timeout
 
 C = "channel=!c@localhost"
 
@@ -327,6 +328,75 @@ async def test_who_cannot_join_again_is_told(tmp_path: Path) -> None:
         assert await bob.channels() == []
 
 
+async def test_who_stops_taking_messages_finds_the_next_one_there(tmp_path: Path) -> None:
+    """What came together with the last one taken was gone without a word."""
+    async with (
+        serving(tmp_path, auth=False) as server,
+        await enter(server, "ann") as ann,
+        await enter(server, "bob") as bob,
+    ):
+        await ann.join("c")
+        await bob.join("c")
+        await ann.broadcast_many("c", [b"%d" % seq for seq in range(1, 10)])
+        for seq in range(1, 10):
+            async with asyncio.timeout(SECONDS):
+                async for message in bob.messages():
+                    assert (message.seq, message.payload) == (seq, b"%d" % seq)
+                    break
+
+
+async def test_a_client_that_is_closed_while_it_comes_back_says_so_at_once(tmp_path: Path) -> None:
+    """Who waited for the connection, and who asked afterwards, waited for the whole of the timeout."""
+    async with serving(tmp_path, auth=False) as server:
+        ann = await enter(server, "ann")
+        await ann.join("c")
+    async with asyncio.timeout(SECONDS / 2):
+        while ann._again is None:
+            await asyncio.sleep(0.001)
+        waiting = asyncio.create_task(ann.broadcast("c", b"x"))
+        await asyncio.sleep(0)
+        await ann.close()
+        for asked in (waiting, ann.members("c"), ann.open()):
+            with pytest.raises(ClosedError, match="the client is closed"):
+                await asked
+    assert not coming_back()
+
+
+async def test_a_client_that_is_told_nonsense_tries_again() -> None:
+    """A login without a name was an AttributeError, after which a client never came back."""
+    greeting = GREETING.replace(b"auth_required=false", b"auth_required=true")
+    good = (greeting, b"AUTH_ACK succeeded=true nid=ann@localhost\n", b"CHANNELS_ACK id=1\n")
+    async with (
+        answering(good, (greeting, b"AUTH_ACK succeeded=true\n"), good) as (place, writers),
+        await Client.connect(place, token="ann") as ann,
+        asyncio.timeout(SECONDS),
+    ):
+        while len(writers) < 3:
+            await asyncio.sleep(0.001)
+        await back(ann)
+
+
+async def test_a_ca_that_cannot_be_read_is_named_and_one_that_is_replaced_is_waited_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG", "penstock.channels")
+    ca, none = tmp_path / "ca.pem", tmp_path / "none.pem"
+    none.write_text("no certificate")
+    for path, why in ((ca, "No such file"), (none, "no certificate")):
+        with pytest.raises(OptionsError, match=f"{path.name}: {why}"):
+            await Client.connect("localhost:1", username="ann", ca=str(path))
+    async with ChannelServer(tmp_path / "data", options(port=0)) as server:
+        shutil.copy(tmp_path / "data" / "development.pem", ca)
+        address = "localhost:" + server.addresses["channels"].rpartition(":")[2]
+        async with await Client.connect(address, username="ann", ca=str(ca)) as ann, asyncio.timeout(SECONDS):
+            ca.rename(none)
+            await cut(server, ann)
+            while "ca.pem: No such file" not in caplog.text:
+                await asyncio.sleep(0.001)
+            none.rename(ca)
+            assert await ann.channels() == []
+
+
 async def test_messages_are_iterated_over_without_a_loop(tmp_path: Path) -> None:
     async with serving(tmp_path) as server, await enter(server, "ann") as ann:
         await ann.join("c")
@@ -362,6 +432,22 @@ async def test_who_only_speaks_is_not_held_up_by_what_it_does_not_take(tmp_path:
         first, *rest = await heard(ann, 101)
         assert first == (1, "to", 150)
         assert [seq for seq, _ in rest] == list(range(151, 251))
+
+
+async def test_that_nobody_takes_what_is_said_is_logged_once(
+    tmp_path: Path, monkeypatch: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each event that was forgotten was a line of the log: one for everybody who joined or left."""
+    monkeypatch.setattr("penstock.channels.wire.client.INBOX", 3)
+    async with serving(tmp_path, auth=False) as server, await enter(server, "ann") as ann:
+        await ann.join("c")
+        for _ in range(5):
+            async with await enter(server, "bob") as bob:
+                await bob.join("c")
+        async with asyncio.timeout(SECONDS):
+            while await ann.members("c") != ["ann@localhost"]:
+                await asyncio.sleep(0.001)
+    assert caplog.text.count("the oldest of it is forgotten") == 1
 
 
 async def test_who_stops_taking_news_is_told_why_nothing_is_answered(tmp_path: Path, monkeypatch: Any) -> None:

@@ -273,6 +273,17 @@ def test_what_means_nothing_is_wrong_use(server: Server, words: tuple[str, ...])
     assert use(server, *words, code=2) == []
 
 
+def test_numbers_of_what_was_broadcast_are_printed_although_the_rest_was_refused(server: Server) -> None:
+    """Whoever sends the rest again has to know where it ended: nothing was printed."""
+    use(server, "join", "ops", "--set", "persist=true")
+    told = use(server, "broadcast", "ops", given=b"x" * 50 + b"\n" + b"line\n" * 5000, code=1)
+    numbers = [line["seq"] for line in told]
+    assert numbers == list(range(1, len(numbers) + 1))
+    sent = use(server, "history", "ops", "--limit", "10000")
+    assert 1000 < len(sent) < 5001  # there is a limit of bytes a second
+    assert 0 <= len(sent) - len(numbers) < 100  # so many are under way at a time
+
+
 def test_a_name_that_is_given_counts_more_than_a_token_of_the_environment(tmp_path: Path) -> None:
     open_server = Server(tmp_path / "data", "--port", "-1", "--plain-port", "0")
     try:

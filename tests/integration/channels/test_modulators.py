@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 import threading
 from pathlib import Path
@@ -13,6 +14,7 @@ from wire_use import PlainAuthenticator, Raw, address, moderated, options
 
 from penstock.channels.wire import Challenge, ChannelServer, Client
 from penstock.channels.wire.counts import LATE
+from penstock.channels.wire.modulator import load_modulator
 from penstock.errors import OptionsError, Refused
 
 C = "channel=!c@localhost"
@@ -411,3 +413,34 @@ async def test_a_modulator_that_raises_stop_iteration_is_an_answer_at_once(tmp_p
     ):
         await raw.ask("CONNECT version=1")
         assert "INTERNAL_SERVER_ERROR" in await raw.ask("AUTH token=ann")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("import sys\nsys.exit(3)\n", r"SystemExit\(3\) .*halfdone.py, line 2"),
+        ("class Door:\n    def __init__(self): raise SystemExit('no')\n", "it cannot be made: no"),
+        ("1 / 0\n", r"ZeroDivisionError\('division by zero'\) .*halfdone.py, line 1"),
+        ("class Door(:\n", r"invalid syntax \(halfdone.py, line 1\)"),
+    ],
+    ids=["exit", "exit in the class", "fault", "syntax"],
+)
+async def test_a_module_that_cannot_be_loaded_is_told_with_its_place(
+    text: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the start it was a traceback, and a module that ends its process ended the server at a reload."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = tmp_path / "halfdone.py"
+    try:
+        module.write_text("class Door:\n    def authenticate(self, token): return token\n")
+        async with ChannelServer(tmp_path / "data", options(), modulator="halfdone:Door") as server:
+            module.write_text(text)
+            (problem,) = server.reload()
+            assert re.search(f"^modulator halfdone:Door: {why}.*; the one in use stays$", problem)
+            async with await Client.connect("plain://" + server.addresses["channels-plain"], token="ann") as ann:
+                assert ann.nid == "ann@localhost"
+        del sys.modules["halfdone"]
+        with pytest.raises(OptionsError, match=why):
+            load_modulator("halfdone:Door")
+    finally:
+        sys.modules.pop("halfdone", None)

@@ -287,3 +287,50 @@ async def test_who_may_not_put_itself_out_goes_on_hearing(tmp_path: Path) -> Non
             assert not shell.hearing._replays
     finally:
         await server.stop()
+
+
+@pytest.mark.parametrize("how", ["joins", "comes back"])
+async def test_nothing_is_missed_by_who_joins_while_very_much_is_said(how: str, tmp_path: Path) -> None:
+    """What waited for the modulator's word on a join was said in one turn, and the oldest of it never heard."""
+    looking, may = asyncio.Event(), asyncio.Event()
+
+    class Looks:
+        async def on_event(self, event: Any) -> None:
+            if str(event.nid) == "eve@localhost" or (how == "joins" and str(event.nid) == "bob@localhost"):
+                looking.set()
+                await may.wait()
+
+    async with (
+        ChannelServer(tmp_path, options(), modulator=Looks()) as server,
+        await Client.connect(address(server), username="ann") as ann,
+        await Client.connect(address(server), username="eve") as eve,
+        await Raw.open(server) as bob,
+        asyncio.timeout(SECONDS),
+    ):
+        await ann.join("c")
+        await bob.login("bob", hello=HELLO)
+        (shell,) = [shell for shell in server.clients if str(shell.link.nid) == "bob@localhost"]
+        waits = None
+        if how == "comes back":
+            assert (await bob.ask(f"JOIN id=1 {C}")).startswith("JOIN_ACK")
+            waits = asyncio.create_task(eve.join("c"))
+        else:
+            bob.write(f"JOIN id=1 {C}\n")
+        await looking.wait()
+        said = server.manager.channel("c")
+        runs = [asyncio.create_task(said.broadcast_many("ann@localhost", [b"x"] * 100)) for _ in range(60)]
+        await asyncio.sleep(0)  # all of them wait behind the join
+        if how == "comes back":
+            bob.write(f"RESUME id=2 {C} from_seq=1\n")
+            while not shell.busy:
+                await asyncio.sleep(0.001)
+        may.set()
+        await asyncio.gather(*runs)
+        found: list[int] = []
+        while len(found) < 6000:
+            frame = await bob.frame()
+            if frame.startswith(b"MESSAGE "):
+                found.append(int(frame.partition(b" seq=")[2].split()[0]))
+        assert found == list(range(1, 6001))
+        if waits is not None:
+            await waits

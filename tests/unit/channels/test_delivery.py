@@ -108,6 +108,30 @@ async def test_a_session_hands_out_runs_or_messages_as_the_caller_asks(start: An
     assert [(await anext(seen)).payload for _ in range(2)] == [b"c", b"d"]  # type: ignore[union-attr]
 
 
+async def test_who_stops_in_the_middle_of_a_run_finds_the_rest_of_it(start: Any) -> None:
+    manager = await start()
+    ops = manager.channel("ops")
+    await ops.join(ANN)
+    await ops.join(BOB)
+    session = manager.connect(BOB)
+    await ops.broadcast_many(ANN, [b"a", b"b", b"c", b"d"])
+    await ops.broadcast_many(ANN, [b"e", b"f"])
+    async for one in session:
+        assert isinstance(one, ChannelMessage)
+        assert one.seq == 1
+        break
+    async for event in session.runs():
+        assert isinstance(event, c.Messages)
+        assert (event.first_seq, event.payloads, len(event)) == (2, (b"b", b"c", b"d"), 3)
+        break
+    async for one in session:
+        assert isinstance(one, ChannelMessage)
+        assert one.payload == b"e"
+        break
+    assert [one.seq for one in session.waiting() if isinstance(one, ChannelMessage)] == [6]
+    assert session._size == 0
+
+
 async def test_a_full_session_takes_what_fits_of_a_run_and_then_ends(start: Any) -> None:
     manager = await start()
     ops = manager.channel("ops")

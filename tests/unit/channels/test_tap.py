@@ -31,7 +31,7 @@ async def test_a_message_that_cannot_be_copied_takes_no_other_along(tmp_path: Pa
 
 @pytest.mark.parametrize(("room", "most"), [("ROOM", 3), ("ROOM_BYTES", 12)])
 async def test_what_waits_for_the_disk_is_bounded_by_number_and_by_bytes(
-    room: str, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    room: str, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """65,536 messages of 64 KiB are all the memory there is."""
     monkeypatch.setattr(f"penstock.channels.wire.tap.{room}", most)
@@ -48,6 +48,24 @@ async def test_what_waits_for_the_disk_is_bounded_by_number_and_by_bytes(
         kept = log.read(log.first_position, 10).to_payloads()
     assert kept == [b"%d/%d." % (turn, seq) for turn in range(2) for seq in range(1, 4)]
     assert LOST.value() - lost == 4
+    assert caplog.text.count("the disk is too slow") == caplog.text.count("2 messages did not fit") == 2  # not for each
+
+
+@pytest.mark.parametrize("room", ["ROOM", "ROOM_BYTES"])
+async def test_a_run_of_more_than_there_is_room_for_is_copied_where_nothing_waits(
+    room: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that broadcasts very many at once lost the copy of all of them, on the quickest disk."""
+    monkeypatch.setattr(f"penstock.channels.wire.tap.{room}", 3)
+    lost = LOST.value()
+    tap = ChannelTap("ops", str(tmp_path / "ops"))
+    await tap.open()
+    tap(run(1, *[b"%d" % seq for seq in range(6)]))
+    tap(run(7, b"one too many"))
+    await tap.close()
+    with open_log(str(tmp_path / "ops")) as log:
+        assert log.read(log.first_position, 10).to_payloads() == [b"%d" % seq for seq in range(6)]
+    assert LOST.value() - lost == 1
 
 
 async def test_a_tap_takes_what_its_server_takes(tmp_path: Path) -> None:

@@ -384,6 +384,9 @@ def test_dialling_nobody_and_a_wrong_address_is_told(runner: Any) -> None:
             Target.parse("mqtt://host:99999")
         with pytest.raises(OptionsError, match="gopher"):
             Target.parse("gopher://host")
+        for text in ("mqtt://[::1", "mqtt://[x]:1", "unix:", "unix://"):
+            with pytest.raises(OptionsError, match=re.escape(text)):
+                Target.parse(text)
 
     runner(main())
 

@@ -4,13 +4,14 @@ connection, and with it what others ask over it.
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Mapping
 from typing import Any, Final
 
 from penstock.channels.ids import Nid
 from penstock.errors import OptionsError
 
-__all__ = ["as_bytes", "as_member", "check_settings"]
+__all__ = ["as_bytes", "as_member", "check_settings", "tls_context"]
 
 SETTINGS: Final[dict[str, type]] = {
     "persist": bool, "type": str, "max_clients": int, "max_payload_size": int, "max_persist_messages": int,
@@ -50,3 +51,22 @@ def as_bytes(payload: bytes) -> bytes:
     b'hi!'
     """
     return payload if type(payload) is bytes else bytes(memoryview(payload))
+
+
+def tls_context(ca: str | None, *, verify: bool) -> ssl.SSLContext:
+    """Return what a server's certificate is checked with.
+
+    >>> tls_context("nowhere.pem", verify=True)
+    Traceback (most recent call last):
+    penstock.errors.OptionsError: nowhere.pem: No such file or directory
+    """
+    try:
+        context = ssl.create_default_context(cafile=ca)
+    except ssl.SSLError as exc:
+        raise OptionsError(f"{ca}: no certificate can be read from it") from exc
+    except OSError as exc:
+        raise OptionsError(f"{ca}: {exc.strerror}") from exc
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if not verify:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context

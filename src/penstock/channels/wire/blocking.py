@@ -5,23 +5,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
-from typing import Any, Self
+from concurrent.futures import CancelledError, Future
+from typing import Any
 
 from penstock.channels.wire.client import Client
 from penstock.channels.wire.news import Gap, Heard, News
-from penstock.errors import ClosedError, Timeout
+from penstock.disk import ClosingHandle
+from penstock.errors import ClosedError
 
 __all__ = ["BlockingClient"]
 
 _log = logging.getLogger(__name__)
 
 
-class BlockingClient:
+class BlockingClient(ClosingHandle):
     """A Client on a loop of its own, in a thread of its own.
 
     Every method of Client is here, without ``await``; ``news()`` and ``messages()`` are plain iterators, and
-    ``next_news(seconds)`` gives None when nothing came.
+    ``next_news(seconds)`` gives None when nothing came.  Threads may share it: each news goes to one of them.
 
     >>> import asyncio, tempfile
     >>> from penstock.channels.wire import ChannelServer
@@ -38,10 +41,14 @@ class BlockingClient:
     """
 
     def __init__(self, address: str, **options: Any) -> None:
+        super().__init__()
+        self._closed = False
+        self._over: str | None = None
+        self._asking, self._taking = threading.Lock(), threading.Lock()
+        self._pending: Future[News | None] | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="penstock-channel-client", daemon=True)
         self._thread.start()
-        self._closed = False
         try:
             self._client: Client = self._wait(Client.connect(address, **options))
             self._news = self._client.news()
@@ -61,22 +68,27 @@ class BlockingClient:
 
     def next_news(self, seconds: float | None = None) -> News | None:
         """Return the next message, event or gap; None when the client is closed or nothing came in time."""
-
-        async def one() -> News | None:
-            return await anext(self._news, None)
-
-        if self._closed:
-            return None
-        if self._pending is None:
-            self._pending = asyncio.run_coroutine_threadsafe(one(), self._loop)
+        until = None if seconds is None else time.monotonic() + seconds
+        if not self._taking.acquire(timeout=-1 if seconds is None else max(0.0, seconds)):
+            return None  # another thread waits for it
         try:
-            found: News | None = self._pending.result(seconds)
-        except (TimeoutError, Timeout):
-            return None
-        self._pending = None
-        return found
+            if self._closed:
+                return None
+            if self._pending is None:
+                self._pending = self._begin(self._next())
+            try:
+                found = self._pending.result(None if until is None else max(0.0, until - time.monotonic()))
+            except TimeoutError:
+                return None
+            except CancelledError:
+                found = None
+            self._pending = None
+            return found
+        finally:
+            self._taking.release()
 
-    _pending: Any = None
+    async def _next(self) -> News | None:
+        return await anext(self._news, None)
 
     def news(self) -> Iterator[News]:
         """Yield messages, events and gaps until the client is closed."""
@@ -93,24 +105,35 @@ class BlockingClient:
 
     def close(self) -> None:
         """End the connection."""
-        if not self._closed:
+        with self._asking:
+            if self._closed or self._over is not None:
+                return
             self._closed = True
+        try:
             self._wait(self._client.close())
-            if self._pending is not None:
-                self._pending.cancel()
+        finally:
             self._end()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def forked(self) -> None:
+        """Close in the child of a fork: its thread is the parent's, and so is the connection."""
+        self._over = "the client was opened before a fork: open another one in the child"
+        self._asking, self._taking = threading.Lock(), threading.Lock()
 
     def _wait(self, work: Any) -> Any:
-        if self._loop.is_closed():
-            work.close()
-            raise ClosedError("the client is closed")
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        future = self._begin(work)
+        try:
+            return future.result()
+        except CancelledError:
+            raise ClosedError(self._over or "the client is closed") from None
+        finally:
+            future.cancel()  # who is interrupted asks no more
+
+    def _begin(self, work: Any) -> Future[Any]:
+        with self._asking:
+            if self._over is None:
+                return asyncio.run_coroutine_threadsafe(work, self._loop)
+        work.close()
+        raise ClosedError(self._over)
 
     def _end(self) -> None:
         async def settle() -> None:
@@ -119,7 +142,10 @@ class BlockingClient:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-        self._wait(settle())
+        with self._asking:  # what was begun before is settled, and nothing is begun any more
+            self._over = "the client is closed"
+            settling = asyncio.run_coroutine_threadsafe(settle(), self._loop)
+        settling.result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

@@ -8,16 +8,16 @@ import logging
 import random
 import ssl
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any, Final, Literal, Self
 
 from penstock.channels.ids import ChannelId, is_handler
 from penstock.channels.rules import RECOVERABLE
-from penstock.channels.wire.arguments import as_bytes, as_member, check_settings
+from penstock.channels.wire.arguments import as_bytes, as_member, check_settings, tls_context
 from penstock.channels.wire.cutter import MessageRun
 from penstock.channels.wire.dialogue import Dialogue
 from penstock.channels.wire.frames import Frame
-from penstock.channels.wire.news import Gap, Heard, HeardEvent, News, message_of, news_of
+from penstock.channels.wire.news import Gap, Heard, HeardEvent, News, message_of, messages_of, news_of
 from penstock.errors import ClosedError, NotConnected, OptionsError, PenstockError, Refused, Timeout
 from penstock.net import Target, dial
 
@@ -86,11 +86,12 @@ class Client:
         self._up = asyncio.Event()
         self._inbox: deque[News | MessageRun] = deque()
         self._size = 0
+        self._begun: Iterator[Heard] = iter(())
         self._own: deque[tuple[str, int, int]] = deque(maxlen=1024)
         self._news = asyncio.Event()
         self._closed: str | None = None
         self._again: asyncio.Task[None] | None = None
-        self._held_back = self._has_listener = False
+        self._held_back = self._has_listener = self._forgets = False
         self._forgotten: dict[str, tuple[int, int | None]] = {}  # channel → what nobody took, first and last
         self._returning: dict[str, list[MessageRun | Frame]] = {}  # said on channels that are only being joined again
 
@@ -112,10 +113,10 @@ class Client:
     async def close(self) -> None:
         """End the connection; returns when it is gone, which takes the linger time of ``net`` at the most."""
         self._closed = self._closed or "the client is closed"
+        self._up.set()
         if self._again is not None:
             self._again.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._again
+            await asyncio.wait([self._again])
         if self._dialogue is not None:
             self._dialogue._connection.close("closed here")
             await self._dialogue.gone.wait()
@@ -262,20 +263,22 @@ class Client:
             channel = next(iter(self._forgotten))
             yield Gap(channel, *self._forgotten.pop(channel))
         while True:
-            while self._inbox:
+            for message in self._begun:  # of a run; an iteration that was left goes on here in the next one
+                yield message
+            if self._inbox:
                 item = self._inbox.popleft()
                 if isinstance(item, MessageRun):
                     self._size -= len(item.payloads)
-                    for seq, payload in enumerate(item.payloads, item.first_seq):
-                        yield Heard(item.channel, item.sender, seq, item.timestamp, payload)
+                    self._begun = messages_of(item)
                 else:
                     self._size -= 1
                     yield item
                 self._go_on_reading()
-            if self._closed is not None:
+            elif self._closed is not None:
                 return
-            self._news.clear()
-            await self._news.wait()
+            else:
+                self._news.clear()
+                await self._news.wait()
 
     async def messages(self) -> AsyncIterator[Heard]:
         """Yield messages alone; a Gap in them raises nothing, and is logged."""
@@ -312,7 +315,8 @@ class Client:
 
     def _forget_oldest(self) -> None:
         """Make room in an inbox that nobody takes anything from."""
-        if not self._forgotten:
+        if not self._forgets:
+            self._forgets = True
             _log.warning("%s: nobody takes what channels say, and the oldest of it is forgotten", self.address)
         while self._size > INBOX:
             item = self._inbox.popleft()
@@ -389,6 +393,7 @@ class Client:
     # --- Connecting
 
     async def _begin(self) -> None:
+        self._check_open()
         target = self._target()
         dialogue = Dialogue(str(target), self._hear, self._lost)
         await dial(target, dialogue, tls=self._context() if target.tls else None)
@@ -407,6 +412,8 @@ class Client:
                     raise Refused("UNAUTHORIZED", login.fields["challenge"] or "the token was not accepted")
             else:
                 login = await dialogue.shake_hands("IDENTIFY", username=self._username)
+            if not login.fields["nid"]:
+                raise NotConnected(f"{target}: the server let in nobody")
             self.nid = login.fields["nid"]
             self._domain = self.nid.rpartition("@")[2]
             self.seen = {self._name(channel): last for channel, last in self.seen.items()}
@@ -416,6 +423,7 @@ class Client:
                 await self._resume(dialogue)
             else:
                 await self._rejoin(dialogue, list(self.seen), resumes=False)
+            self._check_open()
             if self._dialogue is not dialogue:
                 raise NotConnected(f"{target}: {dialogue.closed_reason}")
         except BaseException:
@@ -518,16 +526,21 @@ class Client:
                 _log.debug("%s: not yet: %s", self.address, exc)
             except (PenstockError, OSError, TimeoutError) as exc:
                 _log.debug("%s: not yet: %s", self.address, exc)
+            except Exception:  # noqa: BLE001 - who waits for the connection would wait for ever
+                _log.exception("%s: not yet, because of a fault", self.address)
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(2 * pause, longest)
+
+    def _check_open(self) -> None:
+        if self._closed is not None:
+            raise ClosedError(f"{self.address}: {self._closed}")
 
     async def _connected(self) -> Dialogue:
         try:
             async with asyncio.timeout(self._timeout):
                 while True:
                     await self._up.wait()
-                    if self._closed is not None:
-                        raise ClosedError(f"{self.address}: {self._closed}")
+                    self._check_open()
                     if self._dialogue is not None:
                         return self._dialogue
                     self._up.clear()
@@ -574,8 +587,9 @@ class Client:
         return Target.parse(text, PORTS)
 
     def _context(self) -> ssl.SSLContext:
-        context = ssl.create_default_context(cafile=self._ca)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        if not self._verify:
-            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        return context
+        try:
+            return tls_context(self._ca, verify=self._verify)
+        except OptionsError as exc:
+            if self.server:  # it was good when this client began, and is perhaps just being replaced
+                raise NotConnected(str(exc)) from exc
+            raise

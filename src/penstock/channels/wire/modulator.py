@@ -22,6 +22,7 @@ import inspect
 import logging
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
@@ -248,25 +249,34 @@ def load_modulator(text: str) -> object:
     module_name, colon, class_name = text.partition(":")
     if not colon:
         raise OptionsError(f"modulator {text}: write it as module:Class")
-    try:
-        with _without_bytecode():
-            module = importlib.import_module(module_name)
-    except ImportError as exc:
-        raise OptionsError(f"modulator {text}: {exc}") from exc
+    with _naming(text), _without_bytecode():
+        module = importlib.import_module(module_name)
     made = getattr(module, class_name, None)
     if made is None:
         raise OptionsError(f"modulator {text}: the module has no {class_name}")
     try:
         return made() if inspect.isclass(made) else made
-    except Exception as exc:
+    except (Exception, SystemExit) as exc:
         raise OptionsError(f"modulator {text}: it cannot be made: {exc}") from exc
 
 
 def reload_modulator(text: str) -> object:
     """Return a new modulator of a class that was loaded before, of its module as it is now."""
-    with _without_bytecode():
+    with _naming(text), _without_bytecode():
         importlib.reload(sys.modules[text.partition(":")[0]])
     return load_modulator(text)
+
+
+@contextlib.contextmanager
+def _naming(text: str) -> Iterator[None]:
+    """Say in one line what is wrong with a module, and where: it is anyone's code, and half written perhaps."""
+    try:
+        yield
+    except (ImportError, SyntaxError) as exc:
+        raise OptionsError(f"modulator {text}: {exc}") from exc
+    except (Exception, SystemExit) as exc:
+        at = traceback.extract_tb(exc.__traceback__)[-1]
+        raise OptionsError(f"modulator {text}: {exc!r} ({at.filename}, line {at.lineno})") from exc
 
 
 @contextlib.contextmanager

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 
+from penstock.channels.wire.cutter import MessageRun
 from penstock.channels.wire.frames import Frame
 
-__all__ = ["Heard", "HeardEvent", "HeardDirect", "Gap", "News", "message_of", "news_of"]
+__all__ = ["Heard", "HeardEvent", "HeardDirect", "Gap", "News", "message_of", "messages_of", "news_of"]
 
 
 class Heard(msgspec.Struct, frozen=True):
@@ -73,6 +76,16 @@ def message_of(frame: Frame) -> Heard:
     """
     f = frame.fields
     return Heard(f["channel"], f["from"], f["seq"], f["timestamp"], frame.payload or b"")
+
+
+def messages_of(run: MessageRun) -> Iterator[Heard]:
+    """Return the messages of a run, one after the other.
+
+    >>> [heard.seq for heard in messages_of(MessageRun("!a@x.io", "ann@x.io", 7, 1767225600000, [b"hi!", b"ho!"]))]
+    [7, 8]
+    """
+    channel, sender, time = run.channel, run.sender, run.timestamp
+    return (Heard(channel, sender, seq, time, payload) for seq, payload in enumerate(run.payloads, run.first_seq))
 
 
 def news_of(frame: Frame) -> News:

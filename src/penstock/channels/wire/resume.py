@@ -56,6 +56,7 @@ class Replay:
         self._size = self._bytes = 0
         self._own: list[range] = []
         self._stopped: bool = False
+        self._has_log = False
 
     def stop(self) -> None:
         """Read no more: the client has gone, or asks again."""
@@ -63,11 +64,15 @@ class Replay:
         self._held.clear()
 
     def hold(self, run: c.Messages) -> None:
-        """Keep what is said while the log is read; the oldest goes when it is too much."""
+        """Keep what is said while the log is read; the oldest goes when it is too much.
+
+        Nothing goes until it is known that there is a log.  What is said until then had waited for the same channel,
+        in memory.
+        """
         self._held.append(run)
         self._size += len(run)
         self._bytes += sum(map(len, run.payloads))
-        while self._size > HELD or self._bytes > HELD_BYTES:
+        while self._has_log and (self._size > HELD or self._bytes > HELD_BYTES):
             gone = self._held.popleft()
             self._size -= len(gone)
             self._bytes -= sum(map(len, gone.payloads))
@@ -100,6 +105,7 @@ class Replay:
         except Exception:  # noqa: BLE001 - the log of this channel cannot be read
             link.fail("INTERNAL_SERVER_ERROR", None, self._frame.id)
             return None
+        self._has_log = True
         begin, recovered = where_to_begin(wanted, first or spent + 1, spent + 1)
         if link.ended is None:
             self._acknowledge(begin, last or spent, recovered=recovered)

@@ -26,7 +26,7 @@ __all__ = ["ChannelTap"]
 _log = logging.getLogger(__name__)
 
 ROOM = 65_536
-"""Messages that wait for the disk at the most."""
+"""Messages that wait for the disk at the most; a run of more is taken where nothing waits."""
 ROOM_BYTES = 256 << 20
 """Bytes of their payloads: a disk that stands still must not take the memory of the server."""
 COPIED = REGISTRY.counter("channels_tap_messages", "messages copied by taps")
@@ -44,7 +44,7 @@ class ChannelTap:
         """``max_payload_bytes``: what the server takes, and a message log of the tap's as well."""
         self.handler, self.path, self._max_payload_bytes = handler, path, max_payload_bytes
         self._waiting: deque[c.Messages] = deque()
-        self._size = self._bytes = 0
+        self._size = self._bytes = self._missed = 0
         self._writing: LogWriter | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -57,9 +57,11 @@ class ChannelTap:
         if not isinstance(event, c.Messages) or (self.handler != "*" and event.channel.handler != self.handler):
             return
         length = sum(map(len, event.payloads))
-        if self._size + len(event) > ROOM or self._bytes + length > ROOM_BYTES:
+        if self._waiting and (self._size + len(event) > ROOM or self._bytes + length > ROOM_BYTES):
             LOST.add(len(event))
-            _log.warning("tap %s: %d messages of %s did not fit", self.path, len(event), event.channel)
+            if not self._missed:
+                _log.warning("tap %s: the disk is too slow, what does not fit is not copied", self.path)
+            self._missed += len(event)
             return
         self._waiting.append(event)
         self._size += len(event)
@@ -71,6 +73,9 @@ class ChannelTap:
         try:
             while self._waiting:
                 runs, self._waiting, self._size, self._bytes = list(self._waiting), deque(), 0, 0
+                if self._missed:
+                    _log.warning("tap %s: %d messages did not fit", self.path, self._missed)
+                    self._missed = 0
                 await in_disk_thread(self._append, runs)
         finally:
             self._task = None
