@@ -93,7 +93,8 @@ def _join(table: str, target_bytes: int) -> None:
 
     Not by delta-rs: two that join the same files at once both succeed there, and all rows are in the table twice.
     """
-    plan = Compaction(target_bytes=target_bytes, min_files=2, of_one_size=False)
+    budget = max(Compaction().budget_bytes, target_bytes)  # so any two files fit that are small enough
+    plan = Compaction(target_bytes=target_bytes, min_files=2, of_one_size=False, budget_bytes=budget)
     conflicts = 0
     while conflicts < TRIES:
         done = join_small_files(table, plan)
