@@ -20,7 +20,7 @@ from penstock.log.xchannel import Writer
 from penstock.spark.lake import compaction, table as lake
 from penstock.spark.lake.compaction import Compaction, join_small_files
 from penstock.spark.lake.features import inside
-from penstock.spark.lake.reading import table_at
+from penstock.spark.lake.reading import read, table_at
 from penstock.spark.lake.table import (
     DataFile,
     commit_files,
@@ -364,6 +364,16 @@ def test_no_rows_are_taken_out_of_a_table_that_is_append_only(tmp_path: Path) ->
 def test_a_file_outside_of_its_table_is_refused_by_name(tmp_path: Path, path: str) -> None:
     with pytest.raises(CorruptionError, match="not in the table"):
         inside(str(tmp_path / "lake"), path)
+
+
+@pytest.mark.parametrize("name", ["_a.parquet", "part=1/.a.parquet", "a.parquet._COPYING_"])
+def test_a_file_that_spark_would_pass_over_in_silence_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    table = tmp_path / "lake"
+    (table / "part=1").mkdir(parents=True)
+    commit_files(str(table), "app", 0, [write(table, "_=a.parquet", n=[1]), write(table, name, n=[2])], NUMBERS)
+    assert rows(table) == [1, 2]  # as delta-rs has it
+    with pytest.raises(UnsupportedError, match=f"Spark reads no file of such a name: {name}"):
+        read(None, str(table))  # type: ignore[arg-type]
 
 
 def test_a_state_that_never_was_is_refused_in_one_line(tmp_path: Path) -> None:
