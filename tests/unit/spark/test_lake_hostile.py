@@ -260,6 +260,10 @@ def test_compacting_goes_by_times_only_and_leaves_what_is_appended_meanwhile(
     (table / "_checkpoint").mkdir()
     (table / "_checkpoint" / "metadata").write_text("{}")
     (table / "9.parquet.0.tmp").write_text("left by a task that was killed")
+    assert compact(str(table), keep_days=365_000, time_column='event "Time"')["deleted_rows"] == 0
+    for days in (-1, float("nan"), 1e6, 1e12):
+        with pytest.raises(OptionsError, match="must be between 0 and 365,000"):
+            compact(str(table), keep_days=days, time_column='event "Time"')
     done = compact(str(table), keep_days=10, time_column='event "Time"', vacuum_hours=0, vacuum_anyway=True)
     assert done["deleted_rows"] == 2
     assert rows(table) == [2, 3, 4]

@@ -255,7 +255,7 @@ def error_of(text: str) -> PenstockError:
     raised = [line for line in lines if line.startswith("penstock.errors.")]
     if raised:
         name, _, said = raised[-1].removeprefix("penstock.errors.").partition(": ")
-        return OptionsError(said) if name == "OptionsError" else PenstockError(f"{name}: {said}")
+        return OptionsError(said) if name in ("OptionsError", "NotFoundError") else PenstockError(f"{name}: {said}")
     python = [line for line in lines if PYTHON_ERROR.match(line)] if "Traceback (most" in text else []
     if python:
         return PenstockError(DECORATION.sub("", python[-1].removeprefix("pyspark.errors.exceptions.captured.")))
