@@ -290,6 +290,14 @@ def listing(*features: str) -> dict[str, Any]:
     return {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": names, "writerFeatures": names}
 
 
+def fields(metadata: dict[str, Any]) -> str:
+    """Return a schema, in an array of which a field has this metadata."""
+    inner = {"name": "n", "type": "long", "nullable": True, "metadata": metadata}
+    many = {"type": "array", "elementType": {"type": "struct", "fields": [inner]}, "containsNull": True}
+    held = [{**inner, "metadata": {}}, {"name": "many", "type": many, "nullable": True, "metadata": {}}]
+    return json.dumps({"type": "struct", "fields": held})
+
+
 @pytest.mark.parametrize(
     ("told", "reason"),
     [
@@ -298,6 +306,11 @@ def listing(*features: str) -> dict[str, Any]:
         ({"configuration": {"delta.enableChangeDataFeed": "true"}}, "it uses changeDataFeed"),
         ({"configuration": {"delta.columnMapping.mode": "name"}}, "it uses columnMapping"),
         ({"configuration": {"delta.constraints.positive": "n > 0"}}, "it uses checkConstraints"),
+        (
+            {"schemaString": fields({"delta.invariants": '{"expression": {"expression": "n > 0"}}'})},
+            "it uses invariants",
+        ),
+        ({"schemaString": fields({"delta.generationExpression": "n + 1"})}, "it uses generatedColumns"),
         ({"protocol": listing("sparkle")}, "'sparkle' is not supported"),
         ({"protocol": {"minReaderVersion": 9, "minWriterVersion": 9}}, "reader version 9"),
         (
