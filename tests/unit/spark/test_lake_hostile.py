@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import CommitFailedError
 
 from penstock.errors import ConflictError, CorruptionError, OptionsError, UnsupportedError
 from penstock.log.envelope import CONTENT
@@ -83,6 +84,38 @@ def test_a_batch_that_two_drivers_commit_at_once_is_committed_once(
         patch.setattr(lake, "open_table", open_and_be_overtaken)
         assert commit_files(str(table), "app", 1, [write(table, "c", n=[1])], NUMBERS) is False
     assert rows(table) == [0, 1]
+
+
+def test_a_batch_is_committed_although_another_writer_has_changed_the_columns_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = tmp_path / "lake"
+    commit_files(str(table), "app", 0, [write(table, "a", n=[0])], NUMBERS, query="q")
+    real, turns = lake.open_table, 0
+
+    def open_and_be_overtaken(path: str) -> DeltaTable | None:
+        nonlocal turns
+        found, turns = real(path), turns + 1
+        if turns % 2 and turns < 6:
+            write_deltalake(path, pa.table({"n": [10], f"more{turns}": [1]}), mode="append", schema_mode="merge")
+        return found
+
+    monkeypatch.setattr(lake, "open_table", open_and_be_overtaken)
+    assert commit_files(str(table), "app", 1, [write(table, "b", n=[1])], NUMBERS, query="q")
+    monkeypatch.undo()
+    assert not commit_files(str(table), "app", 1, [write(table, "c", n=[1])], NUMBERS, query="q")
+    assert rows(table) == [0, 1, 10, 10, 10]
+
+
+def test_a_commit_that_cannot_be_written_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise CommitFailedError("Failed to commit transaction: no room")
+
+    table = tmp_path / "lake"
+    commit_files(str(table), "app", 0, [write(table, "a", n=[0])], NUMBERS)
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", fail)
+    with pytest.raises(ConflictError, match="it could not be committed: Failed to commit transaction: no room"):
+        commit_files(str(table), "app", 1, [write(table, "b", n=[1])], NUMBERS)
 
 
 @pytest.mark.parametrize("other", ["replaces", "appends", "joins"])

@@ -178,7 +178,7 @@ def commit_files(
             # Another one made it meanwhile, or this one did and was not told.
             return commit_files(table, app, batch, files, schema, mode=mode, query=query, holes=holes, more=more)
         return True
-    folders = existing.metadata().partition_columns
+    folders, seen = existing.metadata().partition_columns, existing.version()
     wrong = [item.file for item in files if list(item.partition) != folders]
     if wrong:
         raise OptionsError(f"{table}: it is partitioned by {', '.join(folders) or 'nothing'}, not so {wrong[0]}")
@@ -193,9 +193,12 @@ def commit_files(
     except CommitFailedError as exc:
         if mode == "overwrite":
             raise ConflictError(f"{table}: it was changed while it was to be replaced: {exc}") from None
-        if committed_batch(table, app) < batch:
-            raise
-        return False  # another driver of this query was first
+        again = open_table(table)
+        if again is None or again.version() <= seen:
+            raise ConflictError(f"{table}: it could not be committed: {exc}") from None
+        # Once more, on what the table is now.  Who was first has changed its columns, say, or is another driver of this
+        # query; or it was this one, and was not told.
+        return commit_files(table, app, batch, files, schema, query=query, holes=holes, more=more)
     return True
 
 
