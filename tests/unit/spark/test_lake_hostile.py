@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError
+from pyspark.sql.types import StructType
 
 from penstock.errors import ConflictError, CorruptionError, OptionsError, UnsupportedError
 from penstock.log.envelope import CONTENT
@@ -32,6 +34,7 @@ from penstock.spark.lake.table import (
     table_columns,
 )
 from penstock.spark.pipelines.compact import compact
+from penstock.spark.pipelines.run import fit_table
 from penstock.spark.source.columns import BASE, ENVELOPE, arrow_schema
 from penstock.spark.source.export import delta_stats
 from penstock.spark.source.table import ExportSource
@@ -105,6 +108,33 @@ def test_a_batch_is_committed_although_another_writer_has_changed_the_columns_me
     monkeypatch.undo()
     assert not commit_files(str(table), "app", 1, [write(table, "c", n=[1])], NUMBERS, query="q")
     assert rows(table) == [0, 1, 10, 10, 10]
+
+
+@pytest.mark.parametrize("other", ["same", "another"])
+def test_columns_are_added_to_a_table_to_which_another_adds_them_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    table = tmp_path / "lake"
+    commit_files(str(table), "app", 0, [write(table, "a", n=[0])], NUMBERS)
+    frame = SimpleNamespace(columns=["n", "same"], schema=StructType().add("n", "long").add("same", "long"))
+    real = lake.open_table
+
+    def open_and_be_overtaken(path: str) -> DeltaTable | None:
+        monkeypatch.undo()
+        found = real(path)
+        write_deltalake(path, pa.table({"n": [1], other: [1]}), mode="append", schema_mode="merge")
+        return found
+
+    monkeypatch.setattr("penstock.spark.lake.open_table", open_and_be_overtaken)
+    fit_table(frame, str(table))  # type: ignore[arg-type]
+    names = {"n", "same", other}
+    assert {field.name for field in DeltaTable(str(table)).schema().fields} == names
+    monkeypatch.setattr(lake, "open_table", open_and_be_overtaken)
+    other, wide = f"{other} again", pa.schema([("n", pa.int64()), ("same again", pa.int64())])
+    part = write(table, "b", wide, **{"n": [5], "same again": [6]})
+    assert commit_files(str(table), "app", 1, [part], wide)
+    assert {field.name for field in DeltaTable(str(table)).schema().fields} == names | {"same again", other}
+    assert rows(table) == [0, 1, 1, 5]
 
 
 def test_a_commit_that_cannot_be_written_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,7 @@ from penstock.spark.source.partition import PARTITIONS, Values, check_partitions
 from penstock.spark.source.plan import find_channels
 
 if TYPE_CHECKING:
-    from deltalake import DeltaTable, Schema
+    from deltalake import DeltaTable, Field, Schema
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
@@ -469,9 +469,26 @@ def _add_columns(held: DeltaTable, table: str, wanted: Schema) -> bool:
                 f"{table}: column {field.name} is {_name(known[field.name])} there, not {_name(field.type)}"
             )
     more = [field for field in wanted.fields if field.name not in known]
-    if more:
-        held.alter.add_columns(more)
+    if more and not alter_columns(held, table, more):
+        again = open_table(table)
+        assert again is not None
+        _add_columns(again, table, wanted)
     return bool(more)
+
+
+def alter_columns(held: DeltaTable, table: str, more: Sequence[Field]) -> bool:
+    """Give a table more columns; False where another one has changed it since it was opened: look at it again."""
+    from deltalake.exceptions import CommitFailedError
+
+    seen = held.version()
+    try:
+        held.alter.add_columns(list(more))
+    except CommitFailedError as exc:
+        again = open_table(table)
+        if again is None or again.version() <= seen:
+            raise ConflictError(f"{table}: it could not be committed: {exc}") from None
+        return False
+    return True
 
 
 def _check_nulls(held: DeltaTable, table: str, files: Iterable[DataFile], schema: pa.Schema) -> None:

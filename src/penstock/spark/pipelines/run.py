@@ -14,7 +14,7 @@ import msgspec
 from penstock.errors import OptionsError, PenstockError
 from penstock.spark import lake
 from penstock.spark.lake.skipping import conditions_in
-from penstock.spark.lake.table import check_cases
+from penstock.spark.lake.table import alter_columns, check_cases
 from penstock.spark.source.offsets import unpack_offset
 from penstock.spark.source.options import is_remote, local_path, path_here
 
@@ -185,8 +185,8 @@ def fit_table(frame: DataFrame, table: str) -> None:
         elif held[field.name].simpleString() != field.dataType.simpleString():
             types = f"{held[field.name].simpleString()}, not {field.dataType.simpleString()}"
             raise OptionsError(f"{table}: the column {field.name} is {types}: give another table")
-    if more:
-        found.alter.add_columns(more)
+    if more and not alter_columns(found, table, more):
+        fit_table(frame, table)
 
 
 def version_of(table: str) -> int:
