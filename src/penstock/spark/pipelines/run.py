@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Progress", "Summary", "fit_table", "follow", "load", "replace", "require_channels", "stream"]
 
 POLL_SECONDS = 0.1
-PYTHON_ERROR = re.compile(r"(?!java\.|org\.)[\w.]+(Error|Exception)\b(: |$)")
+PYTHON_ERROR = re.compile(r"(?!java\.|org\.|py4j\.protocol\.Py4JJavaError)[\w.]+(Error|Exception)\b(: |$)")
 """The line of a traceback that says what happened."""
 JAVA_ERROR = re.compile(r"(?::|Caused by:) (?:(?:[\w$]+\.)+[\w$]+: )*")
 """What stands before the words of an error in Java; one that wraps another has the names of both."""
