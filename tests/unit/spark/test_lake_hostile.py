@@ -527,5 +527,9 @@ def test_an_earlier_moment_is_told_by_the_commits_and_not_by_the_times_of_files(
     for number, time in enumerate(times):
         for later in (0, 59_999):
             assert table_at(str(tmp_path / "copy"), None, str(time + later)).version() == number
-    with pytest.raises(OptionsError, match=r"it begins at 2023-11-14T22:13:20\.123"):
+    with pytest.raises(OptionsError, match=r"there was no table: it begins at 2023-11-14T22:13:20\.123"):
         table_at(str(tmp_path / "copy"), None, str(times[0] - 1))
+    DeltaTable(str(tmp_path / "copy")).create_checkpoint()
+    (tmp_path / "copy" / "_delta_log" / f"{0:020d}.json").unlink()  # as others do with what is old
+    with pytest.raises(OptionsError, match=r"what it was is not kept: its log begins at 2023-11-14T22:14:20\.123"):
+        table_at(str(tmp_path / "copy"), None, str(times[0]))

@@ -252,7 +252,8 @@ def _version_at(found: DeltaTable, table: str, moment: dt.datetime) -> int | dt.
     begin = dt.datetime.fromtimestamp(first["timestamp"] / 1e3, dt.UTC)
     if moment < begin:
         told = begin.isoformat(timespec="milliseconds")
-        raise OptionsError(f"{table}: at {moment.isoformat()} there was no table: it begins at {told}")
+        what = "what it was is not kept: its log begins" if first["version"] else "there was no table: it begins"
+        raise OptionsError(f"{table}: at {moment.isoformat()} {what} at {told}")
     wanted = (moment - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(milliseconds=1)
     latest = 0  # a clock that was set back makes no version older than the one before
     for commit in commits:
