@@ -23,16 +23,18 @@ import importlib.metadata
 import importlib.util
 import os
 import shutil
+import socket
 import stat
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from penstock import errors
 from penstock.disk.plain import make_folders, private
-from penstock.errors import OptionsError, UnsupportedError
+from penstock.errors import NotConnected, OptionsError, UnsupportedError
 from penstock.spark.archive import archive_of, make_home, shared_home
 from penstock.spark.scratch import TEMPORARY, make_scratch
 
@@ -68,6 +70,12 @@ OLDEST: Final = (4, 3)
 UNIX_SOCKETS: Final = "spark.python.unix.domain.socket.enabled"
 SOCKET_ROOM: Final = 36
 """Letters that the folder for temporary files may have: the name of a socket has 107 in all, and the rest takes 71."""
+
+CONNECT_PORT: Final = 15002
+CONNECT_SECONDS: Final = 10.0
+"""How long a Spark Connect server that does not answer is waited for."""
+PROXIES: Final = ("grpc_proxy", "https_proxy", "http_proxy")
+"""Variables by which a server is reached that does not answer to us directly."""
 
 CONFIG: Final = {
     "spark.ui.enabled": "false",
@@ -303,12 +311,37 @@ def _connect(master: str, name: str, config: Mapping[str, Any]) -> tuple[SparkSe
         raise UnsupportedError(f"{master}: this needs {', '.join(missing)}: pip install 'penstock[connect]'")
     from pyspark.sql import SparkSession
 
+    _wait_for_server(master)
     builder = SparkSession.builder.remote(master).appName(name)
     for key, value in {**{key: CONFIG[key] for key in REMOTE}, **config}.items():
         builder = builder.config(key, str(value))
     spark = builder.getOrCreate()
     register(spark)
     return spark, True
+
+
+def _wait_for_server(master: str) -> None:
+    """Wait a moment for a Spark Connect server that may be starting.
+
+    PySpark itself tries for ten minutes where nobody answers, in silence, and again as long when the process ends.
+    """
+    try:
+        place = urlsplit(master)
+        host, port = place.hostname, place.port or CONNECT_PORT
+    except ValueError:  # PySpark says what is wrong with it
+        return
+    if host is None or any(name.lower() in PROXIES for name in os.environ):
+        return
+    deadline = time.monotonic() + CONNECT_SECONDS
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=CONNECT_SECONDS).close()
+        except OSError as exc:
+            if time.monotonic() >= deadline:
+                raise NotConnected(f"sc://{host}:{port}: no Spark Connect server answers there: {exc}") from None
+            time.sleep(0.1)
+        else:
+            return
 
 
 def _is_there(module: str) -> bool:

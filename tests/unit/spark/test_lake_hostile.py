@@ -7,12 +7,15 @@ import json
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import CommitFailedError
+from pyspark.sql.types import StructType
 
 from penstock.errors import ConflictError, CorruptionError, OptionsError, UnsupportedError
 from penstock.log.envelope import CONTENT
@@ -20,7 +23,7 @@ from penstock.log.xchannel import Writer
 from penstock.spark.lake import compaction, table as lake
 from penstock.spark.lake.compaction import Compaction, join_small_files
 from penstock.spark.lake.features import inside
-from penstock.spark.lake.reading import table_at
+from penstock.spark.lake.reading import read, table_at
 from penstock.spark.lake.table import (
     DataFile,
     commit_files,
@@ -31,6 +34,7 @@ from penstock.spark.lake.table import (
     table_columns,
 )
 from penstock.spark.pipelines.compact import compact
+from penstock.spark.pipelines.run import fit_table
 from penstock.spark.source.columns import BASE, ENVELOPE, arrow_schema
 from penstock.spark.source.export import delta_stats
 from penstock.spark.source.table import ExportSource
@@ -83,6 +87,65 @@ def test_a_batch_that_two_drivers_commit_at_once_is_committed_once(
         patch.setattr(lake, "open_table", open_and_be_overtaken)
         assert commit_files(str(table), "app", 1, [write(table, "c", n=[1])], NUMBERS) is False
     assert rows(table) == [0, 1]
+
+
+def test_a_batch_is_committed_although_another_writer_has_changed_the_columns_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = tmp_path / "lake"
+    commit_files(str(table), "app", 0, [write(table, "a", n=[0])], NUMBERS, query="q")
+    real, turns = lake.open_table, 0
+
+    def open_and_be_overtaken(path: str) -> DeltaTable | None:
+        nonlocal turns
+        found, turns = real(path), turns + 1
+        if turns % 2 and turns < 6:
+            write_deltalake(path, pa.table({"n": [10], f"more{turns}": [1]}), mode="append", schema_mode="merge")
+        return found
+
+    monkeypatch.setattr(lake, "open_table", open_and_be_overtaken)
+    assert commit_files(str(table), "app", 1, [write(table, "b", n=[1])], NUMBERS, query="q")
+    monkeypatch.undo()
+    assert not commit_files(str(table), "app", 1, [write(table, "c", n=[1])], NUMBERS, query="q")
+    assert rows(table) == [0, 1, 10, 10, 10]
+
+
+@pytest.mark.parametrize("other", ["same", "another"])
+def test_columns_are_added_to_a_table_to_which_another_adds_them_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    table = tmp_path / "lake"
+    commit_files(str(table), "app", 0, [write(table, "a", n=[0])], NUMBERS)
+    frame = SimpleNamespace(columns=["n", "same"], schema=StructType().add("n", "long").add("same", "long"))
+    real = lake.open_table
+
+    def open_and_be_overtaken(path: str) -> DeltaTable | None:
+        monkeypatch.undo()
+        found = real(path)
+        write_deltalake(path, pa.table({"n": [1], other: [1]}), mode="append", schema_mode="merge")
+        return found
+
+    monkeypatch.setattr("penstock.spark.lake.open_table", open_and_be_overtaken)
+    fit_table(frame, str(table))  # type: ignore[arg-type]
+    names = {"n", "same", other}
+    assert {field.name for field in DeltaTable(str(table)).schema().fields} == names
+    monkeypatch.setattr(lake, "open_table", open_and_be_overtaken)
+    other, wide = f"{other} again", pa.schema([("n", pa.int64()), ("same again", pa.int64())])
+    part = write(table, "b", wide, **{"n": [5], "same again": [6]})
+    assert commit_files(str(table), "app", 1, [part], wide)
+    assert {field.name for field in DeltaTable(str(table)).schema().fields} == names | {"same again", other}
+    assert rows(table) == [0, 1, 1, 5]
+
+
+def test_a_commit_that_cannot_be_written_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise CommitFailedError("Failed to commit transaction: no room")
+
+    table = tmp_path / "lake"
+    commit_files(str(table), "app", 0, [write(table, "a", n=[0])], NUMBERS)
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", fail)
+    with pytest.raises(ConflictError, match="it could not be committed: Failed to commit transaction: no room"):
+        commit_files(str(table), "app", 1, [write(table, "b", n=[1])], NUMBERS)
 
 
 @pytest.mark.parametrize("other", ["replaces", "appends", "joins"])
@@ -260,6 +323,10 @@ def test_compacting_goes_by_times_only_and_leaves_what_is_appended_meanwhile(
     (table / "_checkpoint").mkdir()
     (table / "_checkpoint" / "metadata").write_text("{}")
     (table / "9.parquet.0.tmp").write_text("left by a task that was killed")
+    assert compact(str(table), keep_days=365_000, time_column='event "Time"')["deleted_rows"] == 0
+    for days in (-1, float("nan"), 1e6, 1e12):
+        with pytest.raises(OptionsError, match="must be between 0 and 365,000"):
+            compact(str(table), keep_days=days, time_column='event "Time"')
     done = compact(str(table), keep_days=10, time_column='event "Time"', vacuum_hours=0, vacuum_anyway=True)
     assert done["deleted_rows"] == 2
     assert rows(table) == [2, 3, 4]
@@ -286,6 +353,14 @@ def listing(*features: str) -> dict[str, Any]:
     return {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": names, "writerFeatures": names}
 
 
+def fields(metadata: dict[str, Any]) -> str:
+    """Return a schema, in an array of which a field has this metadata."""
+    inner = {"name": "n", "type": "long", "nullable": True, "metadata": metadata}
+    many = {"type": "array", "elementType": {"type": "struct", "fields": [inner]}, "containsNull": True}
+    held = [{**inner, "metadata": {}}, {"name": "many", "type": many, "nullable": True, "metadata": {}}]
+    return json.dumps({"type": "struct", "fields": held})
+
+
 @pytest.mark.parametrize(
     ("told", "reason"),
     [
@@ -294,6 +369,11 @@ def listing(*features: str) -> dict[str, Any]:
         ({"configuration": {"delta.enableChangeDataFeed": "true"}}, "it uses changeDataFeed"),
         ({"configuration": {"delta.columnMapping.mode": "name"}}, "it uses columnMapping"),
         ({"configuration": {"delta.constraints.positive": "n > 0"}}, "it uses checkConstraints"),
+        (
+            {"schemaString": fields({"delta.invariants": '{"expression": {"expression": "n > 0"}}'})},
+            "it uses invariants",
+        ),
+        ({"schemaString": fields({"delta.generationExpression": "n + 1"})}, "it uses generatedColumns"),
         ({"protocol": listing("sparkle")}, "'sparkle' is not supported"),
         ({"protocol": {"minReaderVersion": 9, "minWriterVersion": 9}}, "reader version 9"),
         (
@@ -364,6 +444,16 @@ def test_no_rows_are_taken_out_of_a_table_that_is_append_only(tmp_path: Path) ->
 def test_a_file_outside_of_its_table_is_refused_by_name(tmp_path: Path, path: str) -> None:
     with pytest.raises(CorruptionError, match="not in the table"):
         inside(str(tmp_path / "lake"), path)
+
+
+@pytest.mark.parametrize("name", ["_a.parquet", "part=1/.a.parquet", "a.parquet._COPYING_"])
+def test_a_file_that_spark_would_pass_over_in_silence_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    table = tmp_path / "lake"
+    (table / "part=1").mkdir(parents=True)
+    commit_files(str(table), "app", 0, [write(table, "_=a.parquet", n=[1]), write(table, name, n=[2])], NUMBERS)
+    assert rows(table) == [1, 2]  # as delta-rs has it
+    with pytest.raises(UnsupportedError, match=f"Spark reads no file of such a name: {name}"):
+        read(None, str(table))  # type: ignore[arg-type]
 
 
 def test_a_state_that_never_was_is_refused_in_one_line(tmp_path: Path) -> None:
@@ -437,5 +527,9 @@ def test_an_earlier_moment_is_told_by_the_commits_and_not_by_the_times_of_files(
     for number, time in enumerate(times):
         for later in (0, 59_999):
             assert table_at(str(tmp_path / "copy"), None, str(time + later)).version() == number
-    with pytest.raises(OptionsError, match=r"it begins at 2023-11-14T22:13:20\.123"):
+    with pytest.raises(OptionsError, match=r"there was no table: it begins at 2023-11-14T22:13:20\.123"):
         table_at(str(tmp_path / "copy"), None, str(times[0] - 1))
+    DeltaTable(str(tmp_path / "copy")).create_checkpoint()
+    (tmp_path / "copy" / "_delta_log" / f"{0:020d}.json").unlink()  # as others do with what is old
+    with pytest.raises(OptionsError, match=r"what it was is not kept: its log begins at 2023-11-14T22:14:20\.123"):
+        table_at(str(tmp_path / "copy"), None, str(times[0]))

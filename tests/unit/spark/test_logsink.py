@@ -17,13 +17,14 @@ from pyspark import cloudpickle
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructType
 
 from penstock.disk import PosixDisk
-from penstock.errors import ConflictError, LockedError, OptionsError, ReplacedError, UnsupportedError
+from penstock.errors import ConflictError, LockedError, NotFoundError, OptionsError, ReplacedError, UnsupportedError
 from penstock.log.detect import FORMATS, open_log, open_writer
 from penstock.log.envelope import CONTENT, decode_envelope, open_envelopes
 from penstock.log.filechannel import FileChannel
 from penstock.log.messagelog import MessageLog
 from penstock.log.sidecar import sidecar_of
 from penstock.log.xchannel import Writer
+from penstock.spark.pipelines.run import error_of
 from penstock.spark.sink import log as logsink
 from penstock.spark.sink.log import SinkOptions, append_staged, read_intent, stage
 from penstock.spark.sink.records import records_of
@@ -200,6 +201,19 @@ def test_rows_that_cannot_be_records_are_refused(tmp_path: Path) -> None:
         records_of(pa.RecordBatch.from_pydict({"payload": [b"x"], "kind": [70_000]}), 0)
     with pytest.raises(UnsupportedError, match="1 tasks"):
         source.streamWriter(SCHEMA, False).commit([None], 0)
+
+
+def test_a_log_in_a_folder_that_is_not_there_is_refused_as_by_its_writer(tmp_path: Path) -> None:
+    path = str(tmp_path / "new" / "out")
+    writer = PenstockSource({"path": path, "appId": "a"}).streamWriter(SCHEMA, False)
+    with pytest.raises(NotFoundError) as refused:
+        writer.write(batches(0, 3))
+    with pytest.raises(NotFoundError) as said, Writer.open(path):
+        pass
+    assert str(refused.value) == str(said.value) == f"{path}: the folder does not exist"
+    assert str(error_of(f"Traceback (most recent call last):\npenstock.errors.NotFoundError: {said.value}")) == str(
+        said.value
+    )
 
 
 def test_a_stream_is_known_by_its_checkpoint_unless_it_has_a_name() -> None:

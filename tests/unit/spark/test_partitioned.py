@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import sys
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,12 @@ from deltalake import DeltaTable, write_deltalake
 from penstock.errors import OptionsError, UnsupportedError
 from penstock.log.filechannel import FileChannel
 from penstock.log.xchannel import Writer
-from penstock.spark.lake import Compaction, commit_files, join_small_files, open_table
+from penstock.spark.lake import Compaction, commit_files, compaction, join_small_files, open_table
+from penstock.spark.lake.compaction import choose
 from penstock.spark.lake.reading import files_of
-from penstock.spark.lake.skipping import conditions_in, files_that_may_match
-from penstock.spark.lake.table import data_files, schema_of
+from penstock.spark.lake.skipping import TableFile, conditions_in, files_that_may_match
+from penstock.spark.lake.table import DataFile, data_files, schema_of
+from penstock.spark.pipelines import compact as compacting
 from penstock.spark.pipelines.compact import compact
 from penstock.spark.source import export as exporting
 from penstock.spark.source.columns import BASE
@@ -311,6 +314,57 @@ def test_many_small_files_become_one_of_few_row_groups(tmp_path: Path) -> None:
     (file,) = files_of(DeltaTable(str(table)), str(table))
     assert pq.read_metadata(file.path).num_row_groups == 1
     assert sorted(pl.read_delta(str(table))["n"]) == list(range(200))
+
+
+def test_the_cost_of_joining_files_grows_with_their_number_and_not_with_its_square(tmp_path: Path) -> None:
+    def calls(count: int) -> int:
+        table, files = tmp_path / str(count), []
+        table.mkdir()
+        for number in range(count):
+            pq.write_table(pa.table({"n": [number]}), table / f"{number}.parquet")
+            size = (table / f"{number}.parquet").stat().st_size
+            files.append(DataFile(f"{number}.parquet", size, 1, '{"numRecords": 1}'))
+        commit_files(str(table), "app", 0, files, pa.schema([("n", pa.int64())]))
+        counted = 0
+
+        def count_call(frame: Any, event: str, _: Any) -> None:
+            nonlocal counted
+            counted += event == "call" and frame.f_code.co_filename == compaction.__file__
+
+        sys.setprofile(count_call)
+        try:
+            assert join_small_files(str(table)).files == count
+        finally:
+            sys.setprofile(None)
+        assert rows_of(table) == list(range(count))
+        return counted
+
+    assert calls(120) < 8 * calls(30)
+
+
+def test_a_file_that_is_too_much_for_the_budget_does_not_keep_others_from_being_joined() -> None:
+    for large, budget, least in ((15, 10, 5), (9, 20, 8)):
+        files = [TableFile("large", size=large, modified_ms=0)]
+        files += [TableFile(f"{number}", size=2, modified_ms=1 + number) for number in range(30)]
+        (group,) = choose(files, Compaction(target_bytes=100, budget_bytes=budget, min_files=least), 100)
+        assert [file.path for file in group] == [f"{number}" for number in range(budget // 2)]
+    assert choose(files[:4], Compaction(target_bytes=100, budget_bytes=10, min_files=5), 100) == []
+
+
+def test_files_of_more_than_a_gibibyte_are_made_of_any_that_are_small_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_files(tmp_path / "t", 1)
+    plans: list[Compaction] = []
+
+    def note(table: str, plan: Compaction) -> compaction.Joined:
+        plans.append(plan)
+        return compaction.join_small_files(table, plan)
+
+    monkeypatch.setattr(compacting, "join_small_files", note)
+    compact(str(tmp_path / "t"), target_bytes=2 << 30)
+    files = [TableFile(f"{number}", size=(1 << 30) - 1 - number, modified_ms=number) for number in range(4)]
+    assert [len(group) for group in choose(files, plans[0], 100)] == [3]  # nothing is left of the budget
 
 
 def test_a_vacuum_of_less_than_a_week_is_refused_unless_it_is_insisted_on(tmp_path: Path) -> None:

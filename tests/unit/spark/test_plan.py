@@ -15,6 +15,7 @@ from penstock.spark.source.plan import (
     OPENING_BYTES,
     Advance,
     SourceChannel,
+    Span,
     advance,
     find_channels,
     pack,
@@ -203,3 +204,9 @@ def test_a_folder_with_a_table_in_it_and_no_channel_is_refused(tmp_path: Path) -
         with Writer.open(tmp_path / reason[:3] / "ticks") as writer:
             writer.append(b"x")
         assert [channel.name for channel in find_channels([str(tmp_path / reason[:3])])] == ["ticks"]
+
+
+def test_tasks_of_less_than_a_record_are_planned_without_counting_them() -> None:
+    channel = SourceChannel("ticks", "ticks", "xchannel", "")
+    spans = [Span(channel, number, number + 1, 1 << 40) for number in range(3)]
+    assert pack(spans, 1) == pack(spans, 1 << 40) == [(span,) for span in spans]

@@ -27,6 +27,15 @@ Traceback (most recent call last):
 AssertionError
 """
 
+A_WORKER_THAT_WAS_KILLED = """An exception was raised by the Python Proxy. Traceback (most recent call last):
+  File "table.py", line 12, in commit
+py4j.protocol.Py4JJavaError: An error occurred while calling o98.collectToPython.
+: org.apache.spark.SparkException: Job aborted: org.apache.spark.SparkException: Python worker exited unexpectedly.
+\tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator(PythonRunner.scala:1136)
+Caused by: java.io.EOFException
+\tat java.base/java.io.DataInputStream.readInt(DataInputStream.java:386)
+"""
+
 
 @pytest.mark.parametrize(
     ("text", "line"),
@@ -36,13 +45,17 @@ AssertionError
         (IN_A_BATCH, "AnalysisException: [AMBIGUOUS_REFERENCE] `error` is ambiguous"),
         (IN_A_WORKER, "AssertionError"),
         (
+            A_WORKER_THAT_WAS_KILLED,
+            "Job aborted: org.apache.spark.SparkException: Python worker exited unexpectedly.: java.io.EOFException",
+        ),
+        (
             "[PARSE_SYNTAX_ERROR] Syntax error at or near 'x'. SQLSTATE: 42601 (line 1, pos 4)\n\n== SQL ==\na x",
             "[PARSE_SYNTAX_ERROR] Syntax error at or near 'x' (line 1, pos 4)",
         ),
         ("[USER_RAISED_EXCEPTION] a record has no key SQLSTATE: P0001", "a record has no key"),
         ("An error occurred while calling o1.x.\n: java.lang.Broken\n\tat a", "java.lang.Broken"),
     ],
-    ids=["full disk", "no folder", "in a batch", "in a worker", "syntax", "raised", "without words"],
+    ids=["full disk", "no folder", "in a batch", "in a worker", "killed", "syntax", "raised", "without words"],
 )  # fmt: skip
 def test_an_error_of_spark_is_one_line_that_says_what_happened(text: str, line: str) -> None:
     found = error_of(text)

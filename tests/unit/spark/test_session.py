@@ -6,12 +6,14 @@ import importlib.metadata
 import importlib.util
 import os
 import shlex
+import socket
+import sys
 from pathlib import Path
 
 import pytest
 
-from penstock.errors import OptionsError, UnsupportedError
-from penstock.spark.session import find_java, launch_options, require_pyspark
+from penstock.errors import NotConnected, OptionsError, UnsupportedError
+from penstock.spark.session import find_java, launch_options, require_pyspark, session
 
 
 def make_java(folder: Path) -> str:
@@ -62,3 +64,17 @@ def test_a_pyspark_that_is_too_old_is_one_clear_line(monkeypatch: pytest.MonkeyP
             continue
         with pytest.raises(UnsupportedError, match=f"pyspark {version} is installed, but this needs 4.3 or newer"):
             require_pyspark()
+
+
+def test_a_connect_server_that_does_not_answer_is_told_and_not_waited_for_in_silence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys.modules["penstock.spark.session"], "CONNECT_SECONDS", 0.2, raising=False)
+    for name in ("grpc_proxy", "https_proxy", "http_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    with socket.socket() as held:  # a port that nobody else listens on
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
+        with pytest.raises(NotConnected, match=f"^sc://127.0.0.1:{port}: no Spark Connect server answers there"):
+            session("test", master=f"sc://127.0.0.1:{port}/;token=secret")

@@ -112,7 +112,9 @@ def choose(files: Iterable[TableFile], plan: Compaction, now_ms: int) -> list[li
             size += file.size
             if size >= plan.target_bytes:
                 groups, group, left, size = [*groups, group], [], left - size, 0
-            if left - size <= 0:
+            while group and size >= left and len(group) < plan.min_files:  # too much for the others to wait behind it
+                size -= group.pop(0).size
+            if size >= left:
                 break
         if len(group) >= plan.min_files:
             groups, left = [*groups, group], left - size
@@ -205,14 +207,16 @@ def _join(table: str, group: Sequence[TableFile], schema: pa.Schema) -> tuple[st
         with open(temporary, "xb", opener=private if remote else None) as sink:
             with parquet_writer(sink, schema) as writer:
                 held: list[pa.Table] = []
+                held_bytes = 0
                 for file in group:
                     data = pa.BufferReader(object_store_for(table).get(file.path)[0]) if remote else file.path
                     with pq.ParquetFile(data, coerce_int96_timestamp_unit="us") as source:
                         for index in range(source.num_row_groups):
                             held.append(_fit(source.read_row_group(index), schema))
-                            if sum(rows.nbytes for rows in held) >= ROW_GROUP_BYTES:
+                            held_bytes += held[-1].nbytes
+                            if held_bytes >= ROW_GROUP_BYTES:
                                 writer.write_table(pa.concat_tables(held))
-                                held = []
+                                held, held_bytes = [], 0
                 if held:
                     writer.write_table(pa.concat_tables(held))
             sink.flush()

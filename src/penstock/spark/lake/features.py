@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 import msgspec
@@ -96,5 +96,14 @@ def _features(found: DeltaTable) -> set[str]:
     for field in msgspec.json.decode(found.schema().to_json())["fields"]:
         if field["name"] in by and field["type"] == "binary":  # which writers put into words in different ways
             used.add(f"partitions of bytes ({field['name']})")
-        used |= {feature for name, feature in OF_FIELDS.items() if name in field.get("metadata", {})}
+        used |= _of_field(field)
     return used
+
+
+def _of_field(kind: Any) -> set[str]:
+    """Return the features that a field uses, or one inside of it."""
+    if not isinstance(kind, dict):
+        return set()
+    used = {feature for name, feature in OF_FIELDS.items() if name in kind.get("metadata", {})}
+    inner = [kind.get(name) for name in ("type", "elementType", "keyType", "valueType")]
+    return used.union(*map(_of_field, [*inner, *kind.get("fields", [])]))

@@ -13,7 +13,7 @@ import msgspec
 import pyarrow as pa
 
 from penstock.disk.plain import read_small
-from penstock.errors import CorruptionError, ExpiredError, OptionsError, ReplacedError
+from penstock.errors import CorruptionError, ExpiredError, OptionsError, ReplacedError, UnsupportedError
 from penstock.spark import objects
 from penstock.spark.lake.features import check_table, inside
 from penstock.spark.lake.opening import open_table
@@ -32,6 +32,8 @@ MOST_COMMIT_BYTES: Final = 1 << 30
 """No commit is longer."""
 PATTERN: Final = re.compile(r"[\[\]{}*?]")
 """What Spark takes for a pattern in the name of a file, unless a backslash is before it."""
+UNSEEN: Final = re.compile(r"_[^=]*|\..*|.*\._COPYING_")
+"""Names of files that Spark passes over, although it is told to read them."""
 FOLDER_TYPES: Final = ("string", "date", "integer", "long", "short", "byte", "boolean")
 """Types of columns whose values Spark reads from the names of folders as the log has them."""
 
@@ -142,9 +144,13 @@ def frame_of(spark: SparkSession, found: DeltaTable, files: Sequence[TableFile])
     by = found.metadata().partition_columns
     if not files:
         return spark.createDataFrame([], schema)
+    place = unquote(found.table_uri.removeprefix("file://")).rstrip("/")
+    for file in files:
+        if UNSEEN.fullmatch(os.path.basename(file.path)):
+            name = os.path.relpath(file.path, place)
+            raise UnsupportedError(f"{place}: Spark reads no file of such a name: {name}")
     if not by:
         return spark.read.schema(schema).parquet(*_names(files))
-    place = unquote(found.table_uri.removeprefix("file://")).rstrip("/")
     if all(_is_told_by_folders(file, by, schema, place) for file in files):
         frame = spark.read.schema(schema).option("basePath", _names([TableFile(place)])[0]).parquet(*_names(files))
         return frame.select(*(f"`{name}`" for name in schema.names))
@@ -246,7 +252,8 @@ def _version_at(found: DeltaTable, table: str, moment: dt.datetime) -> int | dt.
     begin = dt.datetime.fromtimestamp(first["timestamp"] / 1e3, dt.UTC)
     if moment < begin:
         told = begin.isoformat(timespec="milliseconds")
-        raise OptionsError(f"{table}: at {moment.isoformat()} there was no table: it begins at {told}")
+        what = "what it was is not kept: its log begins" if first["version"] else "there was no table: it begins"
+        raise OptionsError(f"{table}: at {moment.isoformat()} {what} at {told}")
     wanted = (moment - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(milliseconds=1)
     latest = 0  # a clock that was set back makes no version older than the one before
     for commit in commits:

@@ -40,7 +40,7 @@ from penstock.spark.source.partition import PARTITIONS, Values, check_partitions
 from penstock.spark.source.plan import find_channels
 
 if TYPE_CHECKING:
-    from deltalake import DeltaTable, Schema
+    from deltalake import DeltaTable, Field, Schema
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
@@ -178,7 +178,7 @@ def commit_files(
             # Another one made it meanwhile, or this one did and was not told.
             return commit_files(table, app, batch, files, schema, mode=mode, query=query, holes=holes, more=more)
         return True
-    folders = existing.metadata().partition_columns
+    folders, seen = existing.metadata().partition_columns, existing.version()
     wrong = [item.file for item in files if list(item.partition) != folders]
     if wrong:
         raise OptionsError(f"{table}: it is partitioned by {', '.join(folders) or 'nothing'}, not so {wrong[0]}")
@@ -193,9 +193,12 @@ def commit_files(
     except CommitFailedError as exc:
         if mode == "overwrite":
             raise ConflictError(f"{table}: it was changed while it was to be replaced: {exc}") from None
-        if committed_batch(table, app) < batch:
-            raise
-        return False  # another driver of this query was first
+        again = open_table(table)
+        if again is None or again.version() <= seen:
+            raise ConflictError(f"{table}: it could not be committed: {exc}") from None
+        # Once more, on what the table is now.  Who was first has changed its columns, say, or is another driver of this
+        # query; or it was this one, and was not told.
+        return commit_files(table, app, batch, files, schema, query=query, holes=holes, more=more)
     return True
 
 
@@ -466,9 +469,26 @@ def _add_columns(held: DeltaTable, table: str, wanted: Schema) -> bool:
                 f"{table}: column {field.name} is {_name(known[field.name])} there, not {_name(field.type)}"
             )
     more = [field for field in wanted.fields if field.name not in known]
-    if more:
-        held.alter.add_columns(more)
+    if more and not alter_columns(held, table, more):
+        again = open_table(table)
+        assert again is not None
+        _add_columns(again, table, wanted)
     return bool(more)
+
+
+def alter_columns(held: DeltaTable, table: str, more: Sequence[Field]) -> bool:
+    """Give a table more columns; False where another one has changed it since it was opened: look at it again."""
+    from deltalake.exceptions import CommitFailedError
+
+    seen = held.version()
+    try:
+        held.alter.add_columns(list(more))
+    except CommitFailedError as exc:
+        again = open_table(table)
+        if again is None or again.version() <= seen:
+            raise ConflictError(f"{table}: it could not be committed: {exc}") from None
+        return False
+    return True
 
 
 def _check_nulls(held: DeltaTable, table: str, files: Iterable[DataFile], schema: pa.Schema) -> None:

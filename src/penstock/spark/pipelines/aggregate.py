@@ -119,6 +119,6 @@ def duration_micros(text: str, option: str = "every") -> int:
     """
     number, _, unit = text.strip().partition(" ")
     unit = unit.strip().lower().removesuffix("s")
-    if not number.isdigit() or not int(number) or unit not in UNITS:
+    if not number.isdecimal() or not int(number) or unit not in UNITS:
         raise OptionsError(f"{option}={text!r}: use a number and one of {', '.join(UNITS)}, such as '15 minutes'")
     return int(number) * UNITS[unit]

@@ -20,6 +20,8 @@ __all__ = ["SAFE_HOURS", "compact"]
 
 SAFE_HOURS: Final = 168
 """A week, as long as Delta keeps files."""
+MOST_DAYS: Final = 365_000
+"""A thousand years."""
 
 
 def compact(
@@ -45,6 +47,8 @@ def compact(
             f"{table}: vacuum of {vacuum_hours} hours could remove what batches and readers under way need: at least "
             f"{SAFE_HOURS}, or --vacuum-anyway where nothing runs"
         )
+    if keep_days is not None and not 0 <= keep_days <= MOST_DAYS:
+        raise OptionsError(f"keep_days={keep_days}: must be between 0 and {MOST_DAYS:,}")
     found = _there(table)
     if vacuum_hours is not None and not is_remote(table):
         _check_alone(local_path(table))
@@ -93,7 +97,8 @@ def _join(table: str, target_bytes: int) -> None:
 
     Not by delta-rs: two that join the same files at once both succeed there, and all rows are in the table twice.
     """
-    plan = Compaction(target_bytes=target_bytes, min_files=2, of_one_size=False)
+    budget = max(Compaction().budget_bytes, target_bytes)  # so any two files fit that are small enough
+    plan = Compaction(target_bytes=target_bytes, min_files=2, of_one_size=False, budget_bytes=budget)
     conflicts = 0
     while conflicts < TRIES:
         done = join_small_files(table, plan)

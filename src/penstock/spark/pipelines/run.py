@@ -14,7 +14,7 @@ import msgspec
 from penstock.errors import OptionsError, PenstockError
 from penstock.spark import lake
 from penstock.spark.lake.skipping import conditions_in
-from penstock.spark.lake.table import check_cases
+from penstock.spark.lake.table import alter_columns, check_cases
 from penstock.spark.source.offsets import unpack_offset
 from penstock.spark.source.options import is_remote, local_path, path_here
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Progress", "Summary", "fit_table", "follow", "load", "replace", "require_channels", "stream"]
 
 POLL_SECONDS = 0.1
-PYTHON_ERROR = re.compile(r"(?!java\.|org\.)[\w.]+(Error|Exception)\b(: |$)")
+PYTHON_ERROR = re.compile(r"(?!java\.|org\.|py4j\.protocol\.Py4JJavaError)[\w.]+(Error|Exception)\b(: |$)")
 """The line of a traceback that says what happened."""
 JAVA_ERROR = re.compile(r"(?::|Caused by:) (?:(?:[\w$]+\.)+[\w$]+: )*")
 """What stands before the words of an error in Java; one that wraps another has the names of both."""
@@ -185,8 +185,8 @@ def fit_table(frame: DataFrame, table: str) -> None:
         elif held[field.name].simpleString() != field.dataType.simpleString():
             types = f"{held[field.name].simpleString()}, not {field.dataType.simpleString()}"
             raise OptionsError(f"{table}: the column {field.name} is {types}: give another table")
-    if more:
-        found.alter.add_columns(more)
+    if more and not alter_columns(found, table, more):
+        fit_table(frame, table)
 
 
 def version_of(table: str) -> int:
@@ -255,7 +255,7 @@ def error_of(text: str) -> PenstockError:
     raised = [line for line in lines if line.startswith("penstock.errors.")]
     if raised:
         name, _, said = raised[-1].removeprefix("penstock.errors.").partition(": ")
-        return OptionsError(said) if name == "OptionsError" else PenstockError(f"{name}: {said}")
+        return OptionsError(said) if name in ("OptionsError", "NotFoundError") else PenstockError(f"{name}: {said}")
     python = [line for line in lines if PYTHON_ERROR.match(line)] if "Traceback (most" in text else []
     if python:
         return PenstockError(DECORATION.sub("", python[-1].removeprefix("pyspark.errors.exceptions.captured.")))

@@ -42,6 +42,7 @@ from penstock.errors import (
     ConflictError,
     CorruptionError,
     LockedError,
+    NotFoundError,
     OptionsError,
     ReplacedError,
     UnsupportedError,
@@ -238,7 +239,10 @@ def stage(options: SinkOptions, batches: Iterator[pa.RecordBatch]) -> Staged:
     """Write rows to a file that nobody reads before a commit names it; it survives a power cut when this returns."""
     disk, folder = disk_for(options.path), _staging(options)
     refuse_link(disk, folder)
-    disk.make_folder(folder)
+    try:
+        disk.make_folder(folder)
+    except FileNotFoundError:
+        raise NotFoundError(f"{options.path}: the folder does not exist") from None
     name = uuid.uuid4().hex + ".arrow"
     records = 0
     now = time.time_ns()

@@ -231,14 +231,14 @@ def pack(spans: Sequence[Span], task_bytes: int, opening: int = 0) -> list[tuple
     """
     total = sum(max(span.bytes, opening) for span in spans)
     count = max(1, math.ceil(total / max(task_bytes, 1) - 1 / 8))  # about: one task less may be one round less
-    tasks: list[list[Span]] = [[] for _ in range(count)]
+    tasks: dict[int, list[Span]] = {}  # most of them have nothing where a task is to read less than a span
     before = 0
     for span in spans:
         weight = max(span.bytes, opening)
         middle = before + weight / 2
-        tasks[min(int(middle * count / total) if total else 0, count - 1)].append(span)
+        tasks.setdefault(min(int(middle * count / total) if total else 0, count - 1), []).append(span)
         before += weight
-    return [tuple(task) for task in tasks if task]
+    return [tuple(task) for task in tasks.values()]
 
 
 def share(total_bytes: int, partition_bytes: int, partitions: int) -> int:
