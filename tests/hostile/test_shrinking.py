@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -10,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import CorruptionError, ReadOnlyError
+from penstock.errors import CorruptionError, ReadOnlyError, ReplacedError
+from penstock.log.detect import open_log, open_writer
 from penstock.log.filechannel import ChannelOptions, FileChannel, FileChannelLog
 from penstock.log.xchannel import Reader, Writer
 from penstock.store import AppendLogOptions, AppendLogStore
@@ -93,6 +96,37 @@ def test_the_owner_of_a_queue_whose_segment_is_cut_is_told(sync: str, tmp_path: 
     channel.close()
     with FileChannelLog(tmp_path / "jobs") as log:
         assert len(log.read(0)) == 20
+
+
+@pytest.mark.parametrize("back", [True, False], ids=["a backup in its place", "nothing in its place"])
+@pytest.mark.parametrize("format", ["filechannel", "messagelog", "xchannel"])
+def test_the_owner_of_a_log_that_was_moved_away_calls_nothing_durable(format: str, back: bool, tmp_path: Path) -> None:
+    """Nor does it leave anything in what was put there: a mark, or a segment behind a hole."""
+    here, path = tmp_path / "here", str(tmp_path / "here/log")
+    here.mkdir()
+    with open_writer(path, format=format) as writer:
+        writer.append_many([b"kept"] * 5)
+        writer.sync()
+    shutil.copytree(here, tmp_path / "backup")
+    writer = open_writer(path, format=format)
+    writer.append_many([b"more"] * 5)
+    here.rename(tmp_path / "moved")
+    if back:
+        shutil.copytree(tmp_path / "backup", here)
+    told = (ReplacedError, ReadOnlyError)  # the latter where the sync in the background was the first to see it
+    with pytest.raises(told, match="moved"):
+        writer.sync()
+    with contextlib.suppress(*told, FileNotFoundError):
+        writer.close()
+    if back:
+        with open_log(path) as log:
+            assert list(log.verify()) == []
+            assert len(log.read(log.first_position)) == 5
+        with open_writer(path, format=format) as writer:
+            writer.append_many([b"new"])
+        with open_log(path) as log:
+            assert list(log.verify()) == []
+            assert len(log.read(log.first_position)) == 6
 
 
 def test_a_store_whose_file_is_cut_is_told(tmp_path: Path) -> None:

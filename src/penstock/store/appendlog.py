@@ -365,6 +365,7 @@ class AppendLogStore(Handle):
     def _check_whole(self) -> None:
         """Raise if the file was cut; called with the lock, so that its size and what is indexed are of one moment."""
         if self._log is not None:
+            self._check()
             self._log.check_whole()
 
     def _select(self, prefix: str) -> tuple[memoryview, NDArray[np.int64]]:

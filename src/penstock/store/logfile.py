@@ -23,7 +23,7 @@ from penstock.disk import Disk, File, Owned, ReadDisk, ReadFile, save_atomically
 from penstock.disk.aside import keep_bytes
 from penstock.disk.posix import folder_of
 from penstock.disk.sparse import data_end, first_hole
-from penstock.errors import CorruptionError, ReadOnlyError
+from penstock.errors import ClosedError, CorruptionError, ReadOnlyError
 from penstock.kernel import Fold, pgss
 from penstock.log.sidecar import Sidecar
 from penstock.store.options import Unfinished
@@ -202,6 +202,7 @@ class LogFile:
         self.disk, self.path = disk, path
         self.lock, self.writing = threading.Lock(), threading.RLock()
         self.failed: BaseException | None = None
+        self.closed = False
         self._compaction, self._marking, self._marks = threading.Lock(), threading.Lock(), True
         # An unfinished apply is told by the cursor record before it, so with ``drop`` there always is one.
         self._marked = unfinished == "drop"
@@ -325,11 +326,16 @@ class LogFile:
             self.failed = exc  # part of a record may be in the file; the next open takes it out
 
     def check(self) -> None:
-        """Refuse to write after a failure that left nobody sure of what is in the file."""
+        """Refuse to write after a failure that left nobody sure of what is in the file, and once it is closed."""
+        self._check_open()
         if self.failed is not None:
             raise ReadOnlyError(
                 f"{self.path}: an earlier write or sync failed: {self.failed}; mend its cause and reopen"
             )
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ClosedError(f"{self.path}: the store is closed")
 
     def sync(self) -> int:
         """Sync what was appended and move the mark; return how far.
@@ -344,6 +350,7 @@ class LogFile:
         except OSError as exc:
             if file is not self.file:
                 return self.sync()  # a rewrite went on in another file, which is whole
+            self._check_open()
             self.failed = exc
             raise
         with self._marking:
@@ -354,6 +361,7 @@ class LogFile:
     def compact(self) -> None:
         """Write the file anew: live records in key order, then what was appended meanwhile, and switch to it."""
         with self._compaction:
+            self._check_open()  # else it is of whoever has opened it since
             self._compact()
 
     def _compact(self) -> None:
@@ -463,11 +471,13 @@ class LogFile:
         return file.map(0, size if not kernel.native else max(CHUNK_BYTES, size * 2) // PAGE * PAGE)
 
     def close(self) -> None:
-        """Let go of the file and of its lock."""
-        self.file.close()
-        self._sidecar.close()
-        self._data.release()
-        self._owned.release()
+        """Let go of the file and of its lock, when nobody is writing, rewriting or looking at it."""
+        with self._compaction, self.writing, self.lock:
+            self.closed = True
+            self.file.close()
+            self._sidecar.close()
+            self._data.release()
+            self._owned.release()
 
     def forget(self) -> None:
         """Let go in the child of a fork, leaving the lock to the parent."""

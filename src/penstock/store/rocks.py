@@ -11,6 +11,7 @@ import errno
 import logging
 import os
 import re
+import time
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any, Final, Self
 
@@ -18,6 +19,7 @@ from penstock.disk import Lock, disk_for
 from penstock.disk.commit import GROUP, Committer
 from penstock.disk.doors import in_a_folder, refuse_foreign
 from penstock.disk.posix import check_plain
+from penstock.disk.wait import Backoff
 from penstock.errors import (
     ClosedError,
     CorruptionError,
@@ -41,6 +43,8 @@ logger = logging.getLogger(__name__)
 DATA: Final = "data"
 META: Final = "meta"
 BLOCK_BYTES: Final = 16 << 10
+CLOSE_SECONDS: Final = 30.0
+"""How long closing waits for the reads that are under way."""
 IN_FILE: Final = re.compile(r" in (?P<path>\S+\.sst) offset (?P<byte>\d+)|(?P<named>/\S+\.sst)\b")
 IN_USE: Final = re.compile(r"lock hold by|/LOCK: Resource temporarily unavailable")
 
@@ -280,9 +284,8 @@ class RocksStore(EngineStore):
         # every handle keeps the engine open, and with it its lock
         del self._data, self._meta, self._db, self._data_handle, self._meta_handle
         try:
-            data.close()
-            meta.close()
-            db.close()
+            for handle in (data, meta, db):
+                _close_when_free(handle)
         except Exception as exc:  # noqa: BLE001 - the binding raises plain Exception: its folder was moved, say
             raise _opening_error(self.path, exc) from None
         else:
@@ -357,6 +360,19 @@ def _import() -> Any:
     except ImportError:
         raise UnsupportedError("the rocksdb store needs rocksdict: pip install 'penstock[stores]'") from None
     return rocksdict
+
+
+def _close_when_free(handle: Any) -> None:
+    """Close a handle of the engine; the binding refuses while another thread is reading through it."""
+    deadline, waiting = time.monotonic() + CLOSE_SECONDS, Backoff()
+    while True:
+        try:
+            handle.close()
+            return
+        except RuntimeError as exc:
+            if "borrowed" not in str(exc) or time.monotonic() > deadline:
+                raise
+        waiting.pause()
 
 
 def _engine_error(path: str, exc: Exception) -> Exception:

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -320,6 +321,34 @@ class StoreConformance:
             thread.join()
         store.close()
         assert not problems
+
+    def test_closing_waits_for_those_who_are_reading(self, tmp_path: Path) -> None:
+        store = self.open(str(tmp_path / "fold"))
+        keys = [f"k{n}" for n in range(3000)]
+        store.apply([KvUpdate.put(key, b"v", 1) for key in keys], WatchCursor.of(1))
+        begun, odd = threading.Event(), list[object]()
+
+        def read(what: Callable[[], object]) -> None:
+            try:
+                while True:
+                    what()
+                    begun.set()
+            except ClosedError:
+                pass
+            except Exception as exc:  # noqa: BLE001 - the test tells
+                odd.append(exc)
+
+        reads = (lambda: store.multi_get(keys), lambda: list(store.keys()), lambda: store.get("k7"))
+        threads = [threading.Thread(target=read, args=(what,)) for what in reads]
+        for thread in threads:
+            thread.start()
+        begun.wait()
+        store.close()
+        for thread in threads:
+            thread.join()
+        assert not odd
+        with self.open(str(tmp_path / "fold")) as again:
+            assert len(list(again.keys())) == len(keys)
 
     # --- Digest, settle, export
 

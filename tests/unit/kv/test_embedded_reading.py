@@ -21,6 +21,7 @@ from penstock.errors import CorruptionError, PenstockError, ReadOnlyError, Repla
 from penstock.kv import EmbeddedConnection, EmbeddedOptions, StoreConfig, Watch
 from penstock.kv.embedded.bucket import Bucket
 from penstock.kv.embedded.plan import Change
+from penstock.kv.embedded.store import EmbeddedKvStore
 from penstock.testing.clock import FakeClock
 from penstock.types import WatchCursor
 
@@ -296,5 +297,50 @@ def test_a_watch_is_told_that_a_backup_was_put_back(tmp_path: Path, more: int) -
                     await drain(watch)
             await watch.aclose()
         await connection.shutdown()
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("first", ["get", "keys", "put"])
+@pytest.mark.parametrize("more", [0, 50, 100])
+@pytest.mark.parametrize("way", ["over it", "in its place"])
+def test_whoever_has_a_bucket_open_is_told_that_a_backup_was_put_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, more: int, first: str
+) -> None:
+    monkeypatch.setattr(
+        "penstock.kv.embedded.bucket.HEAD_LOOK_SECONDS", 0.0
+    )  # so long it is believed that nobody wrote
+
+    async def put(folder: Path, numbers: range) -> None:
+        async with EmbeddedConnection(str(folder)) as connection:
+            bucket = await connection.store_with_config(StoreConfig(name="state"))
+            for number in numbers:
+                await bucket.writer.put(f"k{number}", b"v%d" % number)
+
+    async def use(bucket: EmbeddedKvStore, what: str) -> object:
+        if what == "put":
+            return await bucket.writer.put("new", b"")
+        return await (bucket.reader.get("k75") if what == "get" else bucket.reader.keys())
+
+    async def work() -> None:
+        here, kept = tmp_path / "here", tmp_path / "kept"
+        await put(here, range(50))
+        shutil.copytree(here, kept)
+        async with EmbeddedConnection(str(here)) as connection:
+            bucket = await connection.store("state")
+            for number in range(50, 100):
+                await bucket.writer.put(f"k{number}", b"v%d" % number)
+            await put(kept, range(1000, 1000 + more))
+            if way == "in its place":
+                shutil.rmtree(here)
+            shutil.copytree(kept, here, dirs_exist_ok=True)
+            for what in (first, "get", "keys", "put"):
+                with pytest.raises(ReplacedError, match="backup"):
+                    await use(bucket, what)
+            bucket = await connection.store("state")
+            assert len(await bucket.reader.keys()) == 50 + more
+            assert (await bucket.writer.put("k0", b"w")).as_int() == 51 + more
+        async with EmbeddedConnection(str(here)) as connection:
+            assert len(await (await connection.store("state")).reader.keys()) == 50 + more
 
     asyncio.run(work())

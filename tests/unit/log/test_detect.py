@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
 
 from penstock.disk import MemoryDisk
-from penstock.errors import OptionsError
+from penstock.errors import OptionsError, PenstockError
 from penstock.log import detect, open_log
-from penstock.log.detect import FORMATS
+from penstock.log.detect import FORMATS, open_writer
 from penstock.log.xchannel import Writer
 
 
@@ -52,3 +53,17 @@ def test_it_looks_on_the_disk_it_is_given() -> None:
         writer.append(b"in memory")
     with open_log("chan", disk=disk) as log:
         assert log.read(80).to_payloads() == [b"in memory"]
+
+
+@pytest.mark.parametrize("format", ["xchannel", "messagelog", "filechannel"])
+def test_a_limit_or_position_that_is_larger_than_any_is_answered(format: str, tmp_path: Path) -> None:
+    path = str(tmp_path / "log")
+    with open_writer(path, format=format) as writer:
+        writer.append_many([b"one", b"two", b"three"])
+    with open_log(path) as log:
+        for limit in ((1 << 40), (1 << 63) - 1, 1 << 70):
+            assert log.read(log.first_position, limit).to_payloads() == [b"one", b"two", b"three"]
+        for position in ((1 << 63) - 1, 1 << 63, 1 << 70):
+            for look in (lambda at: len(log.read(at)), lambda at: len(list(log.tail(at, timeout=0.0)))):
+                with contextlib.suppress(PenstockError):
+                    assert look(position) == 0

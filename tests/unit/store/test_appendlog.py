@@ -89,6 +89,33 @@ def test_applies_during_a_rewrite_are_carried_over(tmp_path: Path) -> None:
         assert (store.range(), store.cursor(), store.digest()) == before
 
 
+def test_closing_waits_for_a_rewrite_of_another_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its file would take the place of that of whoever has opened the store meanwhile."""
+    path = tmp_path / "fold.snap"
+    store = AppendLogStore.open(path, AppendLogOptions(compact_threshold_bytes=1 << 40))
+    store.apply(UpdateBatch.of(puts(0, 100)), WatchCursor.of(1))
+    real, reached, go = logfile.write_compacted, threading.Event(), threading.Event()
+
+    def held_up(*args: Any, **given: Any) -> Any:
+        reached.set()
+        assert go.wait(60)
+        return real(*args, **given)
+
+    monkeypatch.setattr(logfile, "write_compacted", held_up)
+    rewriting, closing = threading.Thread(target=store.compact), threading.Thread(target=store.close)
+    rewriting.start()
+    assert reached.wait(60)
+    closing.start()
+    closing.join(0.2)
+    waits = closing.is_alive()
+    go.set()
+    closing.join()
+    rewriting.join()
+    assert waits
+    with AppendLogStore.open(path) as again:
+        assert again.count() == 100
+
+
 def test_who_settles_while_a_rewrite_is_being_started_waits_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

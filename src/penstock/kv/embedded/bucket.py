@@ -38,6 +38,7 @@ from penstock.errors import (
     Timeout,
 )
 from penstock.kv.embedded.format import MAX_RECORD_BYTES, decode_config, encode_config, encode_record
+from penstock.kv.embedded.last import LastChange
 from penstock.kv.embedded.options import EmbeddedOptions
 from penstock.kv.embedded.plan import RECORD_OVERHEAD, Change, plan_changes
 from penstock.kv.embedded.powercut import HoleError, cut_hole, encode_head, lost_power
@@ -92,8 +93,10 @@ class Bucket(Handle):
     ) -> None:
         super().__init__()
         self.folder, self.config, self.options = folder, config, options
-        self._disk, self._mutex, self._closed, self._deleted = disk, threading.RLock(), "", False
+        self._disk, self._mutex, self._closed, self._replaced = disk, threading.RLock(), "", ""
         self._looked = float("-inf")
+        self._last = LastChange()
+        self._reloads = -1  # of the log, as of when all of it was known
         self._reckoner = Reckoner(clock, disk)
         self.limited = config.max_bytes >= 0 and config.discard == "new"
         """Whether ``max_bytes`` bounds the live keys, not only the log."""
@@ -244,7 +247,7 @@ class Bucket(Handle):
             with log.turn(self.options.turn_seconds):
                 self._disk.remove(f"{self.folder}/bucket.json")  # from here on it is no bucket
                 self._disk.sync_folder(self.folder)
-                self._deleted = True
+                self._replaced = "the bucket was deleted"
             self.close()
             for folder in (f"{self.folder}/log", self.folder):
                 clear_folder(self._disk, folder, remove=False)
@@ -277,6 +280,7 @@ class Bucket(Handle):
             self._check()
             if self._disk.stat(f"{self.folder}/bucket.json") is None:
                 raise ReplacedError(self.folder, "the bucket does not exist any more")
+            self._check_last()
             while True:
                 try:
                     batch = self.reader.read(self._state.revision + 1, DEFAULT_LIMIT)
@@ -290,17 +294,21 @@ class Bucket(Handle):
                     break
                 self._no_hole(batch)
                 self._state.follow(batch, self.reader.path)
+                self._last.note(self._state.revision, batch[-1].payload)
             self._looked = time.monotonic()
             return self._state.revision
 
     @property
     def replaced(self) -> bool:
-        """Whether the bucket this one had open is not there any more, or another one is."""
-        if not self._deleted:
+        """Whether the bucket this one had open is not there any more, or another one or an older state of it is."""
+        if not self._replaced:
             there = self._disk.stat(f"{self.folder}/bucket.json") is not None
             identity = Sidecar(self._disk, f"{self.reader.path}/penstock-").identity() if there else None
-            self._deleted = identity is None or identity.log_id != self.log_id
-        return self._deleted
+            if identity is None or identity.log_id != self.log_id:
+                self._replaced = "the bucket was deleted"
+            elif self._log is not None:
+                self._replaced = self._log.replaced
+        return bool(self._replaced)
 
     @property
     def revision(self) -> int:
@@ -389,6 +397,7 @@ class Bucket(Handle):
         size = sum(len(change.key) + len(change.value) + LIGHT_OVERHEAD for change in changes)
         return (
             self._state.revision + 1 == log.next_position
+            and self._reloads == log.reloads
             and size <= min(log.room_bytes, LIGHT_BYTES)
             and self._retention.idle(size)
             and not self.expiry_due()
@@ -465,13 +474,15 @@ class Bucket(Handle):
         self._head.write_at(0, encode_head(last, self._boot))
         self._retention.wrote(last)
         CHANGES.add(len(records), bucket=self.config.name)
+        self._last.note(last, records[-1] if isinstance(records, list) else records[-1].payload)
         return last
 
     def _settle(self, log: SharedLog) -> None:
         """Apply every entry there is; the turn knows where they end."""
-        if self._state.revision + 1 == log.next_position:
+        if self._state.revision + 1 == log.next_position and self._reloads == log.reloads:
             return
         self.catch_up()
+        self._reloads = log.reloads
         if self._state.revision > log.next_position - 1:
             raise ReplacedError(
                 self.folder,
@@ -515,6 +526,14 @@ class Bucket(Handle):
                 except FileExistsError:
                     pass
 
+    def _check_last(self) -> None:
+        """Raise ReplacedError, from now on, if the log does not have the newest change that is known here."""
+        try:
+            self._last.check(self.reader, self._state.revision)
+        except ReplacedError as exc:
+            self._replaced = exc.reason
+            raise
+
     def _no_hole(self, batch: Batch) -> None:
         """Raise CorruptionError if changes are missing between what was applied and the end of a batch."""
         wanted = self._state.revision + 1 + np.arange(len(batch), dtype=np.int64)
@@ -535,8 +554,8 @@ class Bucket(Handle):
         )
 
     def _check(self) -> None:
-        if self._deleted:
-            raise ReplacedError(self.folder, "the bucket was deleted")
+        if self._replaced:
+            raise ReplacedError(self.folder, self._replaced)
         if self._closed:
             raise ClosedError(f"{self.folder}: {self._closed}")
 

@@ -8,8 +8,8 @@ The wall clock can be set, an hour back or two ahead; neither may drop a segment
                      later"; made and ahead: the boot in which the file was made, and how far the wall clock was ahead
 
 While the machine was off the clock stands still: a segment is never older than the time it was there to be read.  The
-time at which a file was last written counts only if it is older by it, and only while the wall clock has not been
-set since the file here was made and the machine has not been restarted.
+time at which a file was last written counts only if it is older by it, and only until the wall clock is seen to have
+been set since the file here was made, or the machine has been restarted.
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ class Ages:
     def note(self, index: int) -> None:
         """Note that segment ``index`` was begun now, so that all before it are sealed."""
         now = self._now()
+        self.look()
         if self._marks and index <= self._marks[-1][0]:
             return
         self._marks.append((index, now))
@@ -87,9 +88,16 @@ class Ages:
         place = bisect_right(self._marks, (index, float("inf")))
         when = self._marks[place][1] if place < len(self._marks) else self._opened
         age = max(0.0, self._now() - when)
-        if written_ns is not None and self._made == self._boot and abs(self._wall_ahead() - self._ahead) < SET_SECONDS:
+        if written_ns is not None and self.look():
             age = max(age, (self._clock.now_ns() - written_ns) / 1e9)
         return age
+
+    def look(self) -> bool:
+        """Whether the times of files tell ages: no more once the clock was set, for what was written meanwhile."""
+        if self._made == self._boot and abs(self._wall_ahead() - self._ahead) >= SET_SECONDS:
+            self._made = ""
+            self._save(self._now())
+        return self._made == self._boot
 
     def forget_before(self, index: int) -> None:
         """Forget the marks that no segment from ``index`` on needs."""

@@ -230,6 +230,8 @@ class Retention:
 
     def _too_old(self) -> bool:
         oldest = self._sealed.oldest()
+        if self._ages is not None:
+            self._ages.look()
         if oldest is None or self._ages is None:
             return False
         stats = (self._disk.stat(segment_path(self._folder.path, oldest.index, suffix)) for suffix in ("", ".z"))

@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Final
 from penstock import kernel
 from penstock.disk import File, PosixDisk, ReadFile
 from penstock.disk.face import Disk
-from penstock.disk.posix import PosixFile
+from penstock.disk.posix import PosixFile, folder_of
 from penstock.disk.sparse import is_empty
+from penstock.errors import CorruptionError, PenstockError, ReplacedError
 from penstock.log.filechannel.format import HEADER_BYTES
 
 if TYPE_CHECKING:
     from penstock.kernel.tail import Tail
 
-__all__ = ["ROOM_BYTES", "ROOM_MARK", "can_have_room", "make_room", "is_room"]
+__all__ = ["ROOM_BYTES", "ROOM_MARK", "can_have_room", "make_room", "is_room", "what_was_done"]
 
 ROOM_MARK: Final = b"\xff\xff\xff\xff"
 """The length of a frame that no file holds, and what ends the messages of a segment that has room behind them."""
@@ -67,3 +68,14 @@ def is_room(file: ReadFile, offset: int, size: int) -> bool:
     if file.read_at(offset, len(ROOM_MARK)) != ROOM_MARK:
         return False
     return is_empty(file, offset + len(ROOM_MARK), size)
+
+
+def what_was_done(disk: Disk, file: File, name: str, had: int, *, named: bool) -> PenstockError | None:
+    """Return what somebody did to the newest segment while its owner had it open: cut it or, ``named``, moved it."""
+    found = file.stat()
+    if found.size < had:
+        return CorruptionError(name, found.size, f"it was cut while the channel was open: it had {had} bytes")
+    there = disk.stat(name) if named else found
+    if there is None or there.identity != found.identity:
+        return ReplacedError(folder_of(name), "its newest segment was moved or removed while its owner had it open")
+    return None

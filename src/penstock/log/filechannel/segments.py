@@ -21,6 +21,7 @@ from penstock.errors import CorruptionError, ExpiredError, OptionsError, Replace
 from penstock.log.filechannel.format import (
     FRAME_HEAD,
     HEADER_BYTES,
+    LAST_POSITION,
     FrameStop,
     Header,
     segment_index,
@@ -294,6 +295,10 @@ class Walk:
         """Return records from ``position`` on, at most ``limit``, none at or past ``bound`` (when it is known)."""
         if limit < 1:
             raise OptionsError(f"limit={limit}: must be at least 1")
+        if position >= LAST_POSITION:
+            if position > LAST_POSITION:
+                raise OptionsError(f"{self.folder.path}: position {position}: must be below 2^63")
+            return _nothing(position)  # no message can begin there
         if bound is not None and position >= bound:
             return _nothing(position)
         try:
@@ -410,10 +415,11 @@ class Walk:
                 buffer, start, size = self._whole(position, needed, end)
         if not size:
             return _nothing(position)
+        size = min(size, max(SPAN_BYTES, needed))
+        limit = min(limit, size // FRAME_HEAD + 1)  # as many as there can be
         if len(self._scratch) == 0 or len(self._scratch[0]) < limit:
             self._scratch = tuple(np.empty(limit, np.int64) for _ in range(3))
         columns = tuple(column[:limit] for column in self._scratch)
-        size = min(size, max(SPAN_BYTES, needed))
         base = position - start
         count, at, status = kernel.scan_frames(buffer, start, start + size, base, *columns)
         if isinstance(source, Mapped):

@@ -62,8 +62,9 @@ class SharedSpool(Spool):
     def _wants_room(self) -> bool:
         return False  # others look at the length of the file
 
-    def check_whole(self) -> None:
-        """Do nothing: each turn looks how long the segment is."""
+    def check_whole(self, *, named: bool = False) -> None:
+        """Do nothing: each turn looks which file the segment is, and how long."""
+        del named
 
     def append_at_once(self, payload: Any) -> None:
         """Return None: a turn may have to be waited for, so nothing is sent on an event loop."""

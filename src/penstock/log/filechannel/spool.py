@@ -6,8 +6,8 @@ The order of a send is fixed, and each step leaves the channel whole if the proc
 
 A failed write is undone by truncating to where it began, and may be tried again, as may everything that fails before
 a byte is written.  Three failures latch, and nothing more is sent until the channel is reopened: a write that cannot
-be undone, a flush of messages, after which nobody knows what the device has, and a segment that somebody cut.  What was
-sent before stays.
+be undone, a flush of messages, after which nobody knows what the device has, and a segment that somebody cut or moved.
+What was sent before stays.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from numpy.typing import NDArray
 from penstock import kernel
 from penstock.disk import Disk, File, Owned
 from penstock.disk.commit import GROUP, Committer
-from penstock.errors import Backpressure, ClosedError, CorruptionError, OptionsError, ReadOnlyError, Timeout
+from penstock.errors import Backpressure, ClosedError, OptionsError, ReadOnlyError, Timeout
 from penstock.log.filechannel.flusher import Flusher
 from penstock.log.filechannel.format import HEADER_BYTES, LAST_INDEX, LAST_POSITION, Header, segment_path
 from penstock.log.filechannel.frames import Frames
 from penstock.log.filechannel.options import ChannelOptions
 from penstock.log.filechannel.recover import NEW, Tail
-from penstock.log.filechannel.room import ROOM_BYTES, can_have_room, make_room
+from penstock.log.filechannel.room import ROOM_BYTES, can_have_room, make_room, what_was_done
 from penstock.log.filechannel.tell import Teller
 from penstock.log.sidecar import Sidecar
 
@@ -332,15 +332,13 @@ class Spool:
             raise
         self.end += offset - start
 
-    def check_whole(self) -> None:
+    def check_whole(self, *, named: bool = False) -> None:
         """Refuse to go on in a segment that somebody cut: a hole of zeros would be before what is written next."""
         self._looked = time.monotonic()
-        size = self._file.stat().size
         had = self._room_bytes if self.room is not None else HEADER_BYTES + self._seen - self.begin
-        if size < had:
-            exc = CorruptionError(
-                segment_path(self.path, self.index), size, f"it was cut while the channel was open: it had {had} bytes"
-            )
+        name = segment_path(self.path, self.index)
+        exc = what_was_done(self._disk, self._file, name, had, named=named)
+        if exc is not None:
             self._latch(exc)
             raise exc
 
@@ -522,7 +520,7 @@ class Spool:
         """Sync every segment since the last time, then move the mark; runs on a thread of the group."""
         with self._lock:
             self._check()
-            self.check_whole()
+            self.check_whole(named=True)
             self._flush()
             self._disarm()  # what is sent from here on asks for the next sync
             position, unsynced, names = self.end, list(self._unsynced), self._new_names

@@ -67,6 +67,10 @@ class SharedLog(MessageLog):
         self._lock = Turns(disk, os.path.join(path, LOCK), os.path.join(path, QUEUE), path, of=path)
         self._turns = threading.RLock()
         self._depth = 0
+        self.replaced = ""
+        """Why this is not the log any more that was opened, or nothing."""
+        self.reloads = 0
+        """How often a turn found something else than what was there and entries behind it."""
         with self._lock.line(self.LOCK_SECONDS) as deadline:
             wait_until_taken(lambda: self._try_open(path, disk, options), deadline, path)
         self._held.release()
@@ -103,6 +107,8 @@ class SharedLog(MessageLog):
         """Begin what ``end_turn`` must end, on the same thread; for who cannot wait for a ``with`` to be set up."""
         self._turns.acquire()
         try:
+            if self.replaced and not self._dead:
+                raise ReplacedError(self.path, self.replaced)
             self._check_writable()
             if not self._depth:
                 self._take(timeout)
@@ -273,6 +279,13 @@ class SharedLog(MessageLog):
             raise ReplacedError(self.path, "its log id changed" if identity else "its folder is gone")
         with self._syncing:
             self._files.let_go()
-        floor = self._floor
+        known = self._floor
         self._open()
-        self._floor = max(self._floor, floor)
+        self.reloads += 1
+        if self._floor < known:  # its numbers are given out again, or a hole is left: not by this writer
+            self._broken = self.replaced = (
+                f"it ends at {self._floor - 1}, before entry {known - 1}: a backup was put back, or it was cut"
+            )
+            with self._syncing:
+                self._files.let_go()
+            raise ReplacedError(self.path, self.replaced)

@@ -24,7 +24,7 @@ from penstock.disk import ClosingHandle, Disk, Owned, disk_for
 from penstock.disk.commit import GROUP, Committer
 from penstock.disk.doors import in_a_folder, refuse_foreign
 from penstock.disk.posix import folder_of
-from penstock.errors import ClosedError, OptionsError, ReadOnlyError
+from penstock.errors import ClosedError, OptionsError, ReadOnlyError, ReplacedError
 from penstock.log.messagelog.active import ActiveSegment
 from penstock.log.messagelog.columns import EntryColumns, entry_columns, sender_bytes
 from penstock.log.messagelog.files import SegmentFiles
@@ -488,20 +488,33 @@ class MessageLog(ClosingHandle):
             self._check_writable()
             bound, active, new_names = self._floor, self._files.active, self._files.new_names
             self._files.new_names = False
+            size = 0 if active is None else active.state.size
         try:
+            there = True
             with self._syncing:
                 if active is not None and not active.sealed:  # a roll in between has synced it
                     self._flush(active)
+                    there = self._is_there(active, size)
                 if new_names:
                     self._disk.sync_folder(self.path)
                 # Not synced itself: recovery does not need it, so one that lags behind does no harm.
-                if self._marked < bound:
+                if self._marked < bound and there:
                     self._sidecar.mark.write(self._disk.boot_id(), min(bound, MAX_SEQ), sync=False)
                     self._marked = bound
         except BaseException:
             self._files.new_names = self._files.new_names or new_names
             raise
         return bound
+
+    def _is_there(self, active: ActiveSegment, size: int) -> bool:
+        """Whether a segment has its name and its length: a backup may have been put over it, or in its place."""
+        found = self._disk.stat(active.log.path)
+        if found is not None and found.identity == active.identity and found.size >= size:
+            return True
+        if self.SOLE_OWNER:
+            self._broken = "its newest segment was moved, removed or cut while its writer had it open"
+            raise ReplacedError(self.path, self._broken)
+        return False  # the next turn says so, unless others have sealed and dropped it
 
     # --- Small things
 

@@ -12,6 +12,7 @@ from penstock.log.options import DEFAULT_LIMIT
 
 __all__ = ["Rows"]
 
+LEAST_BYTES: Final = 16  # of a record
 SPAN_BYTES: Final = 1 << 30  # a batch stays within what Arrow can address
 COLUMNS: Final = (np.int64, np.uint64, np.int64, np.int64, np.uint16)  # the narrow one last: all stay aligned
 ROW_BYTES: Final = sum(np.dtype(kind).itemsize for kind in COLUMNS)
@@ -41,6 +42,8 @@ class Rows:
 
     def scan(self, cursor: Cursor, limit: int) -> Batch:
         """Return the records from the cursor on, at most ``limit``."""
+        if limit > DEFAULT_LIMIT:  # as many as there can be
+            limit = max(DEFAULT_LIMIT, min(limit, (cursor.stop - cursor.at) // LEAST_BYTES + 1))
         room = self._room if self._room is not None and len(self._room[0]) == limit else columns_for(limit)
         self._room = None
         window = cursor.window

@@ -95,3 +95,28 @@ def test_a_clock_that_is_set_makes_no_segment_older(tmp_path: Path) -> None:
     again = Ages(disk, "penstock-ages", clock)  # another process, the same machine
     clock.pass_(5)
     assert again.age(0) == pytest.approx(15)
+
+
+def test_a_clock_that_was_set_back_and_is_right_again_makes_no_segment_older() -> None:
+    clock, disk = FakeClock(), MemoryDisk()
+    ages = Ages(disk, "penstock-ages", clock)
+    clock.pass_(10)
+    clock.jump(-7200)
+    written = clock.now_ns()
+    ages.note(1)
+    clock.jump(7200)
+    clock.pass_(10)
+    assert ages.age(0, written) == 10
+    assert Ages(disk, "penstock-ages", clock).age(0, written) == 10  # another process, the same machine
+
+
+def test_a_clock_that_is_set_is_seen_by_a_queue_without_a_sealed_segment(tmp_path: Path) -> None:
+    with FileChannel.open(tmp_path, ChannelOptions(keep_seconds=60, policy="drop_oldest", sync="none")) as channel:
+        retention = channel._retention
+        assert retention._ages is not None
+        clock = retention._ages._clock = FakeClock()
+        retention._ages._ahead = retention._ages._wall_ahead()
+        clock.jump(-7200)
+        channel.append(b"one")
+        clock.jump(7200)
+        assert not retention._ages.look()
