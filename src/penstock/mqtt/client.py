@@ -13,7 +13,7 @@ import random
 import ssl
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, Self
 
 import msgspec
@@ -188,6 +188,7 @@ class Client:
         self._arrived_count = 0
         self._taken: list[Arrived] = []
         self._handed = 0  # messages of these that the consumer has seen
+        self._begun: Iterator[Message] = iter(())
         self._more = asyncio.Event()
         self._answer: asyncio.Future[Connack] | None = None
         self._failure: Exception | None = None
@@ -427,21 +428,20 @@ class Client:
     async def messages(self) -> AsyncIterator[Message]:
         """Yield messages one by one; each is acknowledged, with others of its run, once it has been dealt with."""
         while True:
+            for message in self._begun:  # of a run; an iteration that was left goes on here in the next one
+                self._handed += 1
+                yield message
             self._acknowledge(self._handed)
             await self._until_arrived()
             if not self._arrived:
                 return
             arrived = self._arrived.popleft()
             self._took(arrived.run.count)
-            self._taken, run = [arrived], arrived.run
-            topic, properties = run.topic.decode(), _properties_of(run)
-            for index, payload in enumerate(run.payloads()):
-                self._handed += 1
-                packet_id = run.first_id + index if run.qos else 0
-                yield Message(topic, payload, run.qos, run.retain, run.dup, properties, packet_id)
+            self._taken, self._begun = [arrived], _messages_of(arrived.run)
 
     async def batches(self) -> AsyncIterator[list[Run]]:
         """Yield all that has come in, as runs of one topic; acknowledged when the next batch is asked for."""
+        self._put_back()
         while True:
             self._acknowledge(self._handed)
             await self._until_arrived()
@@ -452,6 +452,16 @@ class Client:
             self._handed = self._arrived_count
             self._took(self._arrived_count)
             yield [each.run for each in self._taken]
+
+    def _put_back(self) -> None:
+        """Have what ``messages`` began and did not hand out come first again."""
+        rest = sum(1 for _ in self._begun)
+        if rest and self._taken:  # not where the client was stopped meanwhile
+            (arrived,) = self._taken
+            head, tail = arrived.run.split(arrived.run.count - rest)
+            self._taken = [Arrived(head, arrived.session)]
+            self._arrived.appendleft(Arrived(tail, arrived.session))
+            self._arrived_count += rest
 
     async def _until_arrived(self) -> None:
         while not self._arrived:
@@ -509,6 +519,13 @@ class _Link:
     def closed(self, reason: str) -> None:
         if self._client._connection is self._connection:
             self._client._link_closed(reason)
+
+
+def _messages_of(run: Run) -> Iterator[Message]:
+    topic, properties = run.topic.decode(), _properties_of(run)
+    for index, payload in enumerate(run.payloads()):
+        packet_id = run.first_id + index if run.qos else 0
+        yield Message(topic, payload, run.qos, run.retain, run.dup, properties, packet_id)
 
 
 def _name(code: int) -> str:

@@ -152,6 +152,26 @@ async def test_what_a_consumer_had_not_dealt_with_comes_again(tmp_path: Path) ->
             assert [message.payload for message in await take(client, 3)] == [b"7", b"8", b"9"]
 
 
+async def test_who_stops_in_the_middle_of_a_run_goes_on_there(tmp_path: Path) -> None:
+    async with broker(tmp_path) as server:
+        options = ClientOptions(client_id="worker", clean=False, session_expiry=600)
+        sent = [b"%d" % number for number in range(12)]
+        async with Client(address(server, "mqtt"), options) as client, Client(address(server, "mqtt")) as boss:
+            await client.subscribe("jobs", qos=1)
+            await boss.publish_many("jobs", sent, qos=1)
+            await eventually(lambda: client._arrived_count == 12)
+            found = [message.payload for _ in range(3) for message in await take(client, 2)]
+            assert found == sent[:6]
+            async for batch in client.batches():
+                found += [bytes(payload) for run in batch for payload in run.payloads()]
+                break
+            assert found == sent
+        async with Client(address(server, "mqtt"), options) as client:  # what was seen was acknowledged
+            async with Client(address(server, "mqtt")) as boss:
+                await boss.publish("jobs", b"last", qos=1)
+            assert [message.payload for message in await take(client, 1)] == [b"last"]
+
+
 async def test_a_slow_consumer_stops_the_reading(tmp_path: Path) -> None:
     async with broker(tmp_path) as server:
         options = ClientOptions(max_queued_messages=100)
