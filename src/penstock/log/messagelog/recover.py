@@ -187,7 +187,8 @@ class _Recoverer:
                 logger.warning("%s: not a file that can be read, passed over", path)
             elif found.size == 0 and following is None:
                 self._result.emptied = number
-                self._remove(number)
+                if self._result.segments or number <= max(1, self._durable):
+                    self._remove(number)  # else only its name tells which numbers were given out
             elif found.size == 0:
                 self._keep_lost(number, 0, following, "the segment is empty, but another follows")
             else:

@@ -339,7 +339,7 @@ class MessageLog(ClosingHandle):
         self._marked = self._sidecar.durable_position() or 0
         found = recover(self._disk, self.path, self.options, self._marked)
         self.repairs = found.repairs
-        self._floor = max(found.last_seq + 1, self._marked)
+        self._floor = max(found.last_seq + 1, self._marked, 0 if found.segments else found.emptied)
         newest = found.emptied or (found.segments[-1].number if found.segments else self._marked + 1)
         reached = max(found.last_seq, newest - 1)
         if self._marked - 1 > reached:
@@ -412,7 +412,8 @@ class MessageLog(ClosingHandle):
             # All but the newest go.  After a power cut something must still tell which numbers were given out.
             newest = states[-1]
             if not newest.last_seq:
-                self._keep_numbers()
+                with self._syncing:  # a sync under way would put the mark back
+                    self._keep_numbers()
             elif self._marked <= newest.number:  # none of its entries is durable yet
                 self._sync_now()
         while dropped < len(states) - 1 and states[dropped].last_seq < next_seq:
@@ -492,11 +493,13 @@ class MessageLog(ClosingHandle):
         try:
             there = True
             with self._syncing:
-                if active is not None and not active.sealed:  # a roll in between has synced it
+                written = active is not None and not active.sealed  # a roll in between has synced it
+                if active is not None and written:
                     self._flush(active)
-                    there = self._is_there(active, size)
                 if new_names:
                     self._disk.sync_folder(self.path)
+                if active is not None and written:  # just before the mark: others may drop it, and move that further
+                    there = self._is_there(active, size)
                 # Not synced itself: recovery does not need it, so one that lags behind does no harm.
                 if self._marked < bound and there:
                     self._sidecar.mark.write(self._disk.boot_id(), min(bound, MAX_SEQ), sync=False)

@@ -214,3 +214,31 @@ def test_a_writer_in_a_loop_lets_another_have_its_turns(tmp_path: Path) -> None:
         thread.join()
     busy.close()
     other.close()
+
+
+def test_a_sync_beside_a_drop_of_everything_gives_no_number_out_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = SharedLog.open(tmp_path / "log", SMALL), SharedLog.open(tmp_path / "log", SMALL)
+    with one.turn():
+        one.append(b"first")
+    remove = two._files.remove
+
+    def meanwhile(number: int) -> None:
+        one.sync()  # outside of a turn, as it is done every second; the segment it knows is still there
+        remove(number)
+
+    with two.turn():
+        two.append(b"x" * 4000)
+        end = two.append(b"x" * 6000) + 1  # the segment is full: the next one has no entry yet
+        monkeypatch.setattr(two._files, "remove", meanwhile)
+        assert two.drop_before(end) == 1
+    three = SharedLog.open(tmp_path / "log", SMALL)
+    for log in (three, one, two):
+        with log.turn():
+            assert log.next_position == end
+    again = SharedLog.open(tmp_path / "log", SMALL)  # the one before has not written anything
+    with again.turn():
+        assert again.append(b"next") == end
+    for log in (one, two, three, again):
+        log.close()
