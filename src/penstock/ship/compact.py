@@ -10,6 +10,7 @@ lets them go, by the rules of ``prune``.  A crash in between leaves a file that 
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 from typing import Any, Final
@@ -23,6 +24,7 @@ from penstock.disk import ObjectStore, object_store_for
 from penstock.disk.failpoint import fail_point
 from penstock.disk.objectstore import Tag, publish
 from penstock.errors import (
+    ConflictError,
     CorruptionError,
     ExpiredError,
     NotFoundError,
@@ -255,9 +257,21 @@ def _name(store: ObjectStore, manifest: Compacted, tag: Tag | None, files: list[
     """Let the manifest name the files that are up."""
     fail_point("ship.compact.written")
     newer = Compacted(generation=manifest.generation + 1, files=(*manifest.files, *files))
-    publish(store, MANIFEST, msgspec.json.encode(newer) + b"\n", tag)
+    try:
+        publish(store, MANIFEST, msgspec.json.encode(newer) + b"\n", tag)
+    except ConflictError:
+        _remove_outrun(store, newer.generation, files)
+        raise
     fail_point("ship.compact.named")
     return newer
+
+
+def _remove_outrun(store: ObjectStore, generation: int, files: list[CompactedFile]) -> None:
+    """Remove the files of a compaction that another one outran: its generation is taken, so nobody will name them."""
+    with contextlib.suppress(PenstockError, OSError):
+        there, _ = read_compacted(store)
+        if there.generation >= generation:
+            store.delete({file.key for file in files} - {file.key for file in there.files})
 
 
 def forget_compacted(place: str, *, clock: Clock = SYSTEM_CLOCK) -> list[str]:

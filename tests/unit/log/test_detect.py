@@ -67,3 +67,22 @@ def test_a_limit_or_position_that_is_larger_than_any_is_answered(format: str, tm
             for look in (lambda at: len(log.read(at)), lambda at: len(list(log.tail(at, timeout=0.0)))):
                 with contextlib.suppress(PenstockError):
                     assert look(position) == 0
+
+
+@pytest.mark.parametrize("format", ["xchannel", "messagelog", "filechannel"])
+def test_a_position_that_is_none_is_told_and_one_of_numpy_is_taken(format: str, tmp_path: Path) -> None:
+    path = str(tmp_path / "log")
+    with open_writer(path, format=format) as writer:
+        writer.append_many([b"one", b"two", b"three"])
+    with open_log(path) as log:
+        second = log.read(log.first_position).positions[1]
+        assert log.read(second).to_payloads() == [b"two", b"three"]
+        assert log.skip_damage(second) is None
+        for wrong in (float("nan"), 1.5):
+            for look in (log.read, log.skip_damage):
+                with pytest.raises((TypeError, OptionsError), match=r"integer|position"):
+                    look(wrong)  # type: ignore[arg-type]
+        for wrong in (-1, 1 << 63, 1 << 64):
+            for look in (log.read, log.skip_damage):
+                with contextlib.suppress(PenstockError):
+                    assert not look(wrong)

@@ -12,7 +12,7 @@ from ship_use import FORMATS, fill, open_writer, seal
 
 from penstock.disk import object_store_for
 from penstock.disk.failpoint import arm
-from penstock.errors import CorruptionError, OptionsError, ReplacedError
+from penstock.errors import ConflictError, CorruptionError, OptionsError, ReplacedError
 from penstock.ship import Shipper, open_shipped
 from penstock.ship.compact import compact_fleet, forget_compacted, read_compacted
 
@@ -91,6 +91,24 @@ def test_a_crash_leaves_the_originals_and_repeats_nothing(where: str, tmp_path: 
     assert forget_compacted(place) == [place + "/n/ticks"]
     with open_shipped(place + "/n/ticks") as log:
         assert log.first_position == 31  # the last segment may still grow and stays
+
+
+def test_what_a_compaction_wrote_that_another_one_outran_goes_again(tmp_path: Path) -> None:
+    place = str(tmp_path / "up")
+    ship(tmp_path, "n", "messagelog", 0, 40)
+    raced = [False]
+
+    def outrun() -> None:
+        if not raced[0]:
+            raced[0] = True
+            ship(tmp_path, "n", "messagelog", 40, 10)  # so that what the other one writes is another file
+            compact_fleet(place)
+
+    with arm("ship.compact.written", outrun), pytest.raises(ConflictError):
+        compact_fleet(place)
+    named = {file.key for file in read_compacted(object_store_for(place))[0].files}
+    assert {f"compacted/{file.name}" for file in (tmp_path / "up" / "compacted").iterdir()} == named
+    assert len(rows(tmp_path)["n"]) == 50
 
 
 def test_a_log_made_again_is_compacted_from_its_beginning(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import threading
 import time
@@ -112,6 +113,7 @@ class FileChannelLog(ClosingHandle):
 
     def read(self, position: int, limit: int = DEFAULT_LIMIT) -> Batch:
         """Return messages from ``position`` on; CorruptionError on damage, unless it is to be stepped over."""
+        position = operator.index(position)
         while True:
             try:
                 return self._read(position, limit)
@@ -152,7 +154,7 @@ class FileChannelLog(ClosingHandle):
     def skip_damage(self, position: int) -> tuple[int, Problem] | None:
         """Return where reading goes on behind damage at ``position``, and what it is; None if there is none."""
         with self._lock:
-            return self._walk.skip_damage(position)
+            return self._walk.skip_damage(operator.index(position))
 
     def tail(
         self,

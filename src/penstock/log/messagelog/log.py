@@ -8,6 +8,7 @@ entry are not damage: they may be an entry that is being written.
 
 from __future__ import annotations
 
+import operator
 import os
 import struct
 import threading
@@ -139,8 +140,7 @@ class MessageLogReader(ClosingHandle):
         """Return entries from ``position`` on; the sender is the extra column ``from``, the number also ``seq``."""
         with self._lock:
             self._check_open()
-            if position > MAX_POSITION:
-                raise OptionsError(f"{self.path}: position {position}: must be below 2^63")
+            position = self._checked(position)
             found = self._folder.near(position, limit)
             if found is None:
                 if position < self._folder.first():
@@ -153,8 +153,16 @@ class MessageLogReader(ClosingHandle):
         """Return where reading goes on behind what is missing at ``position``, and what it is; None if nothing is."""
         with self._lock:
             self._check_open()
+            position = self._checked(position)
+            if position < 0:
+                self._folder.check_expired(position)
             _, problems, onwards = self._folder.find(position, 1, may_skip=True)
         return (onwards, problems[0]) if problems and onwards > position else None
+
+    def _checked(self, position: int) -> int:
+        if (position := operator.index(position)) > MAX_POSITION:
+            raise OptionsError(f"{self.path}: position {position}: must be below 2^63")
+        return position
 
     def _find(self, want: int, limit: int, *, expires: bool = False) -> FoundEntries | None:
         found, problems, _ = self._folder.find(want, limit, expires=expires)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import re
 import threading
@@ -141,6 +142,7 @@ class XChannelLog(Handle):
 
     def read(self, position: int, limit: int = DEFAULT_LIMIT) -> Batch:
         """Return records from ``position`` on."""
+        position = operator.index(position)
         if not self.keeps(position):
             raise ExpiredError(self.path, position, self.first_position)
         with self._lock:
@@ -162,6 +164,7 @@ class XChannelLog(Handle):
 
     def skip_damage(self, position: int) -> tuple[int, Problem] | None:
         """Return where reading goes on behind damage at ``position``: at the next region or file."""
+        position = operator.index(position)
         sequence, offset = split_position(position)
         file = file_path(self.path, sequence)
         found = self._disk.stat(file)
