@@ -63,7 +63,7 @@ class GateStep(Protocol):
         """Write what was gathered, in one call; return what all answers of the turn wait for besides."""
 
 
-class Reader(Protocol):
+class HoldsReading(Protocol):
     """Who can be told to read nothing more for a while; each hold is ended once."""
 
     def hold_reading(self) -> None:
@@ -129,7 +129,7 @@ class Answers(Protocol):
 
     unkept: Callable[[], None] | None
     """Called when a publish of this connection could not be kept: the connection has to end without an answer."""
-    reader: Reader | None
+    reader: HoldsReading | None
     """Who is held while too much waits; None where each publish waits for its answer anyway."""
 
     @property
@@ -183,7 +183,7 @@ class _Straight:
     def __init__(self, connection: Connection) -> None:
         self._connection, self.write = connection, connection.write
         self.unkept: Callable[[], None] | None = None
-        self.reader: Reader | None = None
+        self.reader: HoldsReading | None = None
 
     def tell(self, data: bytes) -> bool:
         self._connection.write(data)
@@ -242,7 +242,7 @@ class _Held:
         self._gate, self._connection = gate, connection
         self._behind: deque[_MayWait] | None = None
         self.unkept: Callable[[], None] | None = None
-        self.reader: Reader | None = None
+        self.reader: HoldsReading | None = None
 
     def write(self, data: bytes | memoryview) -> None:
         gate = self._gate
@@ -382,7 +382,7 @@ class TurnGate:
         self._loop = loop
         self._held: list[tuple[_Held, _Item]] = []
         self._turns: deque[_Turn] = deque()
-        self._paused: set[Reader] = set()
+        self._paused: set[HoldsReading] = set()
         self._called = self._retrying = self._closed = False
 
     # --- While a turn is decided
@@ -418,7 +418,7 @@ class TurnGate:
         """Have the turn ended soon; from any thread."""
         self._loop.call_soon_threadsafe(self.changed)
 
-    def pause(self, reader: Reader | None) -> None:
+    def pause(self, reader: HoldsReading | None) -> None:
         """Read no more from a connection until what is held has left."""
         if reader is not None and reader not in self._paused:
             self._paused.add(reader)
