@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -14,6 +14,8 @@ from penstock.batch import Batch
 from penstock.errors import OptionsError
 
 __all__ = ["Columns", "columns_of", "whole_numbers"]
+
+WHOLE: Final = (int, np.integer)
 
 
 class Columns(msgspec.Struct, frozen=True):
@@ -71,9 +73,14 @@ def whole_numbers(name: str, value: Any) -> NDArray[Any]:
     """
     array = np.asarray(value)
     if array.dtype.kind == "M" and name == "timestamp_ns":
-        array = array.astype("datetime64[ns]").astype(np.int64)
+        times = array.astype("datetime64[ns]")
+        if not np.array_equal(times.astype(array.dtype), array):  # NaT equals nothing
+            raise OptionsError(f"{name}: holds a time that nanoseconds of 64 bits are too few for, or none (NaT)")
+        array = times.astype(np.int64)
     if array.size and array.dtype.kind not in "iubO":
         raise TypeError(f"{name}: must be whole numbers, not {array.dtype}")
+    if array.dtype.kind == "O" and (wrong := [each for each in array.flat if not isinstance(each, WHOLE)]):
+        raise TypeError(f"{name}: must be whole numbers, not {type(wrong[0]).__name__}")
     return array
 
 

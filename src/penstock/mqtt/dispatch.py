@@ -259,14 +259,16 @@ class Dispatch(Agenda):
         """Give what a session that ends has not finished to other members of its groups (MQTT 5, 4.8.2).
 
         That is what can have come by a group only; of QoS 2 what was never sent.  It is kept once more, and a turn that
-        finds no room for it would keep everything else back: so no more at once than the journal can always take, and
+        finds no room for it would keep everything else back: so no more at once than the journal can surely take, and
         nothing on a full disk; the rest is lost with its session.  With ``most`` this returns after about so many
         messages, or where the turn has enough to write, and says whether some are left.
         """
         if all(each.group is None for each in session.subscriptions.values()):
             return False
         journal, exchange = self.journal, session.exchange
-        left, room, begun, missed = most, 0 if journal.full else journal.at_once, False, 0
+        left, begun, missed = most, False, 0
+        room = journal.at_once if most else journal.room_for(session.queued_bytes + exchange.size)
+        room = 0 if journal.full else room
         for flight in list(exchange.flights):
             if flight.qos == 1 and not flight.released:
                 if most and (left <= 0 or (room and journal.crowded)):

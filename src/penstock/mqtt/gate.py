@@ -63,6 +63,16 @@ class GateStep(Protocol):
         """Write what was gathered, in one call; return what all answers of the turn wait for besides."""
 
 
+class HoldsReading(Protocol):
+    """Who can be told to read nothing more for a while; each hold is ended once."""
+
+    def hold_reading(self) -> None:
+        """Read nothing more for now."""
+
+    def go_on_reading(self) -> None:
+        """End a hold."""
+
+
 class Ticket:
     """One thing that the acknowledgement of one publish waits for."""
 
@@ -119,6 +129,8 @@ class Answers(Protocol):
 
     unkept: Callable[[], None] | None
     """Called when a publish of this connection could not be kept: the connection has to end without an answer."""
+    reader: HoldsReading | None
+    """Who is held while too much waits; None where each publish waits for its answer anyway."""
 
     @property
     def write(self) -> Callable[[bytes | memoryview], None]:
@@ -166,11 +178,12 @@ class Gate(Protocol):
 class _Straight:
     """Answers that leave at once."""
 
-    __slots__ = ("_connection", "unkept", "write")
+    __slots__ = ("_connection", "reader", "unkept", "write")
 
     def __init__(self, connection: Connection) -> None:
         self._connection, self.write = connection, connection.write
         self.unkept: Callable[[], None] | None = None
+        self.reader: HoldsReading | None = None
 
     def tell(self, data: bytes) -> bool:
         self._connection.write(data)
@@ -192,7 +205,8 @@ class _Straight:
         self._connection.close(why)
 
     def close_with(self, data: bytes, why: str) -> None:
-        self._connection.write(data)
+        if data:
+            self._connection.write(data)
         self._connection.close(why)
 
     def go_on(self) -> None: ...
@@ -222,19 +236,20 @@ class OpenGate:
 class _Held:
     """Answers that wait for their turn."""
 
-    __slots__ = ("_behind", "_connection", "_gate", "unkept")
+    __slots__ = ("_behind", "_connection", "_gate", "reader", "unkept")
 
     def __init__(self, gate: TurnGate, connection: Connection) -> None:
         self._gate, self._connection = gate, connection
         self._behind: deque[_MayWait] | None = None
         self.unkept: Callable[[], None] | None = None
+        self.reader: HoldsReading | None = None
 
     def write(self, data: bytes | memoryview) -> None:
         gate = self._gate
         gate.hold(self, data)
         gate.held_bytes += len(data)
         if gate.held_bytes > MOST_HELD:
-            gate.pause(self._connection)
+            gate.pause(self.reader)
 
     def tell(self, data: bytes) -> bool:
         if self._passes_trouble():
@@ -367,7 +382,7 @@ class TurnGate:
         self._loop = loop
         self._held: list[tuple[_Held, _Item]] = []
         self._turns: deque[_Turn] = deque()
-        self._paused: set[Connection] = set()
+        self._paused: set[HoldsReading] = set()
         self._called = self._retrying = self._closed = False
 
     # --- While a turn is decided
@@ -403,11 +418,11 @@ class TurnGate:
         """Have the turn ended soon; from any thread."""
         self._loop.call_soon_threadsafe(self.changed)
 
-    def pause(self, connection: Connection) -> None:
+    def pause(self, reader: HoldsReading | None) -> None:
         """Read no more from a connection until what is held has left."""
-        if connection not in self._paused:
-            self._paused.add(connection)
-            connection.pause_reading()
+        if reader is not None and reader not in self._paused:
+            self._paused.add(reader)
+            reader.hold_reading()
 
     @property
     def busy(self) -> bool:
@@ -466,8 +481,8 @@ class TurnGate:
                     answers.give_up(exc)
         if self._paused and self.held_bytes <= MOST_HELD // 2:
             paused, self._paused = self._paused, set()
-            for connection in paused:
-                connection.resume_reading()
+            for reader in paused:
+                reader.go_on_reading()
 
     def _failed(self, reason: str, fault: Exception | None = None) -> None:
         """Cut off who published what is not kept; everything else waits until it is."""

@@ -87,8 +87,6 @@ class Inlet:
     def close(self, reason: str = "") -> None:
         """Stay."""
 
-    def pause_reading(self) -> None:
-        """Go on: whoever publishes here waits for each answer."""
-
-    def resume_reading(self) -> None:
-        """Go on."""
+    def abort(self, reason: str) -> None:  # noqa: ARG002
+        """Have everything published again that waits: an answer could not be given."""
+        self._unkept()

@@ -62,6 +62,9 @@ class Journal(Protocol):
     def at_once(self) -> int:
         """Bytes of messages that one turn can always take, whatever room the disk has."""
 
+    def room_for(self, size: int) -> int:
+        """Return how many bytes of messages this turn can take of so many."""
+
     @property
     def crowded(self) -> bool:
         """Whether this turn has as many to write already."""
@@ -128,6 +131,10 @@ class MemoryJournal:
 
     at_once: int = 1 << 62
     crowded = False
+
+    def room_for(self, size: int) -> int:  # noqa: ARG002
+        """Return more than there can be."""
+        return self.at_once
 
     def store(self, run: Run, *, anew: bool = False) -> Stored:
         """Refuse: nothing is kept."""

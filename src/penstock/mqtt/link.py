@@ -56,7 +56,7 @@ class Link(Handshake):
         self.connection = connection
         self.write = connection.write
         self.answers = self.broker.gate.answers(connection)
-        self.answer, self.answers.unkept = self.answers.write, self.unkept
+        self.answer, self.answers.unkept, self.answers.reader = self.answers.write, self.unkept, self
         self.address, self.identity = connection.peer.address, connection.peer.identity
         self.broker.links.add(self)
         self._counts.connections += 1
@@ -386,6 +386,9 @@ class Link(Handshake):
         """PUBREL: always answered; an unknown id is said in version 5 (MQTT-4.3.3-11)."""
         received = session.received
         ids = range(first, first + count)
+        if session.unsettled:
+            for packet_id in ids:
+                session.unsettled.pop(packet_id, None)
         if received.issuperset(ids) or not self.version5:
             received.difference_update(ids)
             if self.broker.journal.keeps and session.persistent:

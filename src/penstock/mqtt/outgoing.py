@@ -22,6 +22,7 @@ from penstock.mqtt.packets import Properties
 from penstock.mqtt.properties import encode_varint
 from penstock.mqtt.reasons import Reason
 from penstock.mqtt.session import Session, Waiting
+from penstock.mqtt.state_changes import ranges
 
 if TYPE_CHECKING:
     from penstock.mqtt.broker import Broker
@@ -409,21 +410,25 @@ class Outgoing(Sink):
         self._counts.bytes_sent += len(data)
         session = self.session
         tickets = self.answers.acknowledge(
-            data, lambda code: self._refuse_publish(session, first, packet_id, count, code), also
+            data, lambda code: self._refuse_publish(session, first, packet_id, count, code, tickets), also
         )
         if tickets and first == 0x50 and session is not None:
             session.note_unsettled(range(packet_id, packet_id + count), tickets)
 
-    def _refuse_publish(self, session: Session | None, first: int, packet_id: int, count: int, reason: int) -> None:
+    def _refuse_publish(
+        self, session: Session | None, first: int, packet_id: int, count: int, reason: int, tickets: list[Ticket]
+    ) -> None:
         """Tell that a publish was not kept: version 5 has a reason code, the others are closed without an answer.
 
         Its id is free also where the client is gone: it had no answer, and sends the message again.
         """
         broker = self.broker
         if first == 0x50 and session is not None and broker.sessions.get(session.client_id) is session:
-            session.received.difference_update(range(packet_id, packet_id + count))
+            freed = session.forget_refused(range(packet_id, packet_id + count), tickets)  # not what has come anew since
+            session.received.difference_update(freed)
             if broker.journal.keeps and session.persistent:
-                broker.journal.freed(session, packet_id, count)
+                for start, some in ranges(freed):
+                    broker.journal.freed(session, start, some)
         if self.session is None or self._state is not ConnectionState.OPEN:
             return
         if self.version5:

@@ -403,11 +403,13 @@ class MqttServer:
         await self._stopped.wait()
 
     def health(self) -> Health:
-        """Return how it is: degraded while one of its taps, feeds, bridges or mirrors is."""
+        """Return how it is: degraded while one of its taps, feeds, bridges or mirrors is, or the disk fails it."""
         if self._state is State.READY and self.attached is not None and (reason := self.attached.trouble):
             return Health(State.DEGRADED, reason)
         if self._state is State.READY and self.kept is not None and self.broker.journal.full:
             return Health(State.DEGRADED, self.broker.journal.full)
+        if self._state is State.READY and self.kept is not None and (reason := self.kept.checkpoints.trouble):
+            return Health(State.DEGRADED, f"the store cannot be written, so the journal grows: {reason}")
         return Health(self._state, self._reason)
 
     def describe(self) -> dict[str, Any]:

@@ -5,8 +5,8 @@ A session outlives its connections.  ``link`` is the connection it has now, or N
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Final
 
@@ -28,8 +28,6 @@ __all__ = ["Session", "Budget", "Waiting", "Drop", "NEVER"]
 
 NEVER: Final = 0xFFFFFFFF
 """A session expiry of this many seconds is none."""
-MOST_UNSETTLED: Final = 256
-"""Runs of QoS 2 that may wait at once and be known when they come again."""
 MOST_DROPS: Final = 16
 """How many drops a session remembers."""
 
@@ -154,8 +152,8 @@ class Session(Outlet):
         self.exchange = Exchange()
         self.received: set[int] = set()
         """Packet ids of QoS 2 messages that were taken and not released yet."""
-        self.unsettled: deque[tuple[range, list[Ticket]]] | None = None
-        """The last of them, and what their acknowledgement waits for."""
+        self.unsettled: OrderedDict[int, list[Ticket]] | None = None
+        """What the acknowledgement of each of them waits for, by packet id: no more of them than there are ids."""
         self.queue: deque[Waiting] = deque()
         self.queued_messages = self.queued_bytes = 0
         self.resend: int | None = None
@@ -177,16 +175,26 @@ class Session(Outlet):
 
     def note_unsettled(self, ids: range, tickets: list[Ticket]) -> None:
         """Remember what the acknowledgement of QoS 2 messages waits for, as long as it does."""
-        if self.unsettled is None:
-            self.unsettled = deque(maxlen=MOST_UNSETTLED)
-        while self.unsettled and not any(ticket.open for ticket in self.unsettled[0][1]):
-            self.unsettled.popleft()
-        self.unsettled.append((ids, tickets))
+        unsettled = self.unsettled
+        if unsettled is None:
+            unsettled = self.unsettled = OrderedDict()
+        while unsettled and not _unsettled(unsettled[next(iter(unsettled))]):
+            unsettled.popitem(last=False)
+        unsettled.update(dict.fromkeys(ids, tickets))
 
     def open_tickets(self, packet_id: int) -> list[Ticket]:
-        """Return what the acknowledgement of a QoS 2 message still waits for."""
-        found = [tickets for ids, tickets in self.unsettled or () if packet_id in ids]
-        return [ticket for tickets in found for ticket in tickets if ticket.open]
+        """Return what the acknowledgement of a QoS 2 message still waits for, and what has refused it."""
+        return _unsettled(self.unsettled.get(packet_id, ())) if self.unsettled else []
+
+    def forget_refused(self, ids: range, tickets: list[Ticket]) -> set[int]:
+        """Return those ids that still stand for the messages that these tickets refused, and forget them."""
+        unsettled = self.unsettled
+        if unsettled is None:
+            return set()
+        found = {packet_id for packet_id in ids if any(ticket in tickets for ticket in unsettled.get(packet_id, ()))}
+        for packet_id in found:
+            del unsettled[packet_id]
+        return found
 
     @property
     def persistent(self) -> bool:
@@ -269,3 +277,8 @@ class Session(Outlet):
         else:
             self.drops.append(Drop(when, name, count, reason))
             del self.drops[:-MOST_DROPS]
+
+
+def _unsettled(tickets: Sequence[Ticket]) -> list[Ticket]:
+    """Return those that are open or have refused: done is what has nothing to say any more."""
+    return [ticket for ticket in tickets if ticket.open or ticket.reason]

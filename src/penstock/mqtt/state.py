@@ -17,7 +17,9 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.clock import Clock, shown_ns
+from penstock.disk import PosixDisk
 from penstock.disk.commit import GROUP, Committer
+from penstock.disk.tree import free_bytes
 from penstock.errors import CorruptionError
 from penstock.kernel.mqtt import Run, cut, make_run
 from penstock.mqtt import state_changes as c
@@ -44,6 +46,9 @@ LARGEST_PACKET: Final = 1 << 62
 
 UNRESERVED: Final = 4 << 20
 """Bytes that are handed on at once where no room is kept for a full disk."""
+
+MUCH: Final = 4
+"""How often what is handed on at once has to fit the room that the disk has."""
 
 LARGEST_RETAINED: Final = 15 << 20
 LONGEST_RETAINED_TOPIC: Final = c.LONGEST_KEY - 16
@@ -121,6 +126,14 @@ class StateJournal:
     def at_once(self) -> int:
         """A part of the room that is kept for a full disk: what else there is to write needs some as well."""
         return self.reserve.size // 4 or UNRESERVED
+
+    def room_for(self, size: int) -> int:
+        """Return how many bytes this turn can take of so many: all of them where the disk has far more room."""
+        if size > self.at_once and isinstance(self.log.disk, PosixDisk):
+            with contextlib.suppress(OSError):
+                if free_bytes(self.log.folder) >= MUCH * (self._data_len + size):
+                    return size
+        return self.at_once
 
     @property
     def crowded(self) -> bool:

@@ -97,6 +97,8 @@ class Checkpoints:
         self._pauses = 0
         self.count = 0
         """How many were finished."""
+        self.trouble = ""
+        """Why the last try failed, until one is finished: the journal grows meanwhile."""
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -306,7 +308,7 @@ class Checkpoints:
             return
         if last:
             self._journal.log.forget_before(self._cursor)
-            self._cursor = -1
+            self._cursor, self.trouble = -1, ""
             self.count += 1
             self._swept_at = -inf  # with the next turn
         self._journal.gate.changed()
@@ -314,7 +316,7 @@ class Checkpoints:
     def _put_off(self, error: BaseException) -> None:
         """Try a checkpoint again later, with the room that is kept if the disk has no other."""
         unforeseen = None if isinstance(error, OSError | PenstockError) else error
-        what = str(error) or type(error).__name__
+        self.trouble = what = str(error) or type(error).__name__
         _log.error("the store could not be written, it is tried again: %s", what, exc_info=unforeseen)
         if isinstance(error, OSError):
             self._journal.reserve.release(error)

@@ -129,7 +129,7 @@ class StateLog:
 
     def __init__(self, disk: Disk, folder: str, *, device: bool = True) -> None:
         """Open what is there; without ``device`` nothing is ever synced."""
-        self._disk, self.folder, self._device = disk, folder, device
+        self.disk, self.folder, self._device = disk, folder, device
         refuse_foreign(disk, folder, "journal of a broker")
         disk.make_folder(folder)
         self._sidecar = Sidecar(disk, os.path.join(folder, "penstock-"))
@@ -161,7 +161,7 @@ class StateLog:
     # --- Opening
 
     def _open(self) -> None:
-        for name in self._disk.list(self.folder):
+        for name in self.disk.list(self.folder):
             match = NAME.fullmatch(name)
             if match is None:
                 continue
@@ -174,15 +174,15 @@ class StateLog:
                 self._found.append((segment.generation, segment.start, segment.start + size - HEAD_BYTES))
 
     def _segment(self, path: str, generation: int) -> TurnFile | None:
-        file = self._disk.open(path)
+        file = self.disk.open(path)
         data = file.read_at(0, HEAD_BYTES)
         good = len(data) == HEAD_BYTES and zlib.crc32(data[:-4]) == int.from_bytes(data[-4:], "little")
         if not good:
             file.close()
-            if any(data) and file_size(self._disk, path) > HEAD_BYTES:
+            if any(data) and file_size(self.disk, path) > HEAD_BYTES:
                 self._set_aside(path, 0, "the header of a segment is damaged")
             else:
-                self._disk.remove(path)  # its making was cut short: nothing was in it
+                self.disk.remove(path)  # its making was cut short: nothing was in it
             return None
         magic, version, _, start, own_ns, monotonic_ns, boot, _ = HEAD.unpack(data[: HEAD.size])
         if magic != MAGIC or version != VERSION:
@@ -261,18 +261,18 @@ class StateLog:
             at = found
 
     def _set_aside(self, path: str, byte: int, reason: str) -> None:
-        aside = move_aside(self._disk, path)
+        aside = move_aside(self.disk, path)
         self._note(Problem(path, byte, f"{reason}; it is kept as {aside}"))
 
     def _set_aside_bytes(self, segment: TurnFile, byte: int, end: int) -> None:
-        aside = keep_bytes(self._disk, f"{segment.path}.{byte}", segment.file, byte, end)
+        aside = keep_bytes(self.disk, f"{segment.path}.{byte}", segment.file, byte, end)
         self._note(Problem(segment.path, byte, f"{end - byte} bytes are damaged; they are kept as {aside}"))
 
     def _set_aside_rest(self, segment: TurnFile, reason: str) -> None:
         """Keep what stands behind the last good frame of a segment: nobody will read it there."""
         byte = segment.end - segment.start + HEAD_BYTES
-        names = set(self._disk.list(self.folder))
-        aside = keep_bytes(self._disk, f"{segment.path}.{byte}", segment.file, byte)
+        names = set(self.disk.list(self.folder))
+        aside = keep_bytes(self.disk, f"{segment.path}.{byte}", segment.file, byte)
         if os.path.basename(aside) in names:
             return  # it is said already
         self._note(Problem(segment.path, byte, f"{reason}; what is there is kept as {aside}"))
@@ -281,7 +281,7 @@ class StateLog:
         """Keep the bytes of messages that turned out to be damaged: their segment will go."""
         byte = position - segment.start + HEAD_BYTES
         with contextlib.suppress(OSError):
-            save_atomically(self._disk, f"{segment.path}.{byte}.bad", segment.read(position, length))
+            save_atomically(self.disk, f"{segment.path}.{byte}.bad", segment.read(position, length))
         self._note(Problem(segment.path, byte, reason))
 
     def _note(self, problem: Problem) -> None:
@@ -314,7 +314,7 @@ class StateLog:
         mark = self._sidecar.durable_position() or 0
         for segment in self.alive():
             if segment.end > max(mark, segment.start):
-                with self._disk.modify(segment.path) as file:
+                with self.disk.modify(segment.path) as file:
                     file.sync()
 
     def _create(self, start: int, own_ns: int, monotonic_ns: int, data: bytes = b"") -> tuple[TurnFile, File]:
@@ -322,10 +322,10 @@ class StateLog:
         generation = self._generation + 1
         path = os.path.join(self.folder, f"{generation:020}.turns")
         with contextlib.suppress(FileNotFoundError):
-            self._disk.remove(path)  # of an attempt that failed
-        file = self._disk.create(path)
+            self.disk.remove(path)  # of an attempt that failed
+        file = self.disk.create(path)
         fail_point("mqtt.segment.created")
-        boot = self._disk.boot_id()
+        boot = self.disk.boot_id()
         head = HEAD.pack(MAGIC, VERSION, 0, start, own_ns, monotonic_ns, boot, 0)
         try:
             if data:
@@ -336,11 +336,11 @@ class StateLog:
             if data:
                 fail_point("mqtt.renew.headed")
                 file.sync()
-                self._disk.sync_folder(self.folder)
+                self.disk.sync_folder(self.folder)
         except OSError:
             file.close()
             with contextlib.suppress(OSError):
-                self._disk.remove(path)
+                self.disk.remove(path)
             raise
         fail_point("mqtt.segment.headed")
         self._generation = generation
@@ -383,7 +383,7 @@ class StateLog:
                 segment.file.sync()  # type: ignore[attr-defined]
             fail_point("mqtt.sync.between")
             if names != self._synced_names:
-                self._disk.sync_folder(self.folder)
+                self.disk.sync_folder(self.folder)
         except OSError as exc:
             self.failed = exc
             raise
@@ -393,7 +393,7 @@ class StateLog:
             self._synced_names = names
             self.synced = end
         with contextlib.suppress(OSError):
-            self._sidecar.mark.write(self._disk.boot_id(), end, sync=False)
+            self._sidecar.mark.write(self.disk.boot_id(), end, sync=False)
         return end
 
     def renew(self, own_ns: int, monotonic_ns: int) -> None:
@@ -444,7 +444,7 @@ class StateLog:
             if position <= self.synced or not self._device:
                 fail_point("mqtt.segment.remove")
                 with contextlib.suppress(FileNotFoundError):
-                    self._disk.remove(path)
+                    self.disk.remove(path)
                 self._free.remove((path, position))
         needed = {self._bounds.get(segment.generation) for segment in self.alive()}
         for each in sorted((each for each in self._old if each[2]() is None), key=itemgetter(0)):

@@ -124,7 +124,7 @@ class KeptBroker:
         return {
             "folder": self.folder,
             "sync": self.options.sync,
-            "trouble": self.journal.full or self.gate.trouble or None,
+            "trouble": self.journal.full or self.gate.trouble or self.checkpoints.trouble or None,
             "turns": self.journal.turns,
             "written_bytes": log.written,
             "undurable_bytes": log.end - log.synced if self.options.sync != "none" else None,

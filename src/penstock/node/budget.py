@@ -233,7 +233,8 @@ class BudgetPart:
         """
         config, now = self._config(), self._clock.monotonic()
         guess = await in_disk_thread(self._guess, config.data) if again and now < self._walk[2] else None
-        if guess is not None and level_of(config.disk, *guess)[0] == self.level != "full":
+        guessed = guess is not None and level_of(config.disk, *guess)[0] == self.level != "full"
+        if guess is not None and guessed:
             self.used, self.free = guess
         else:
             self.used, self.free, cost = await in_disk_thread(_measure, config.data)
@@ -243,7 +244,7 @@ class BudgetPart:
         if LEVELS.index(self.level) > LEVELS.index(before):
             _log.warning("disk: %s", self._words())
         if LEVELS.index(self.level) >= LEVELS.index("sacrifice"):
-            await self._sacrifice(config)
+            await self._sacrifice(config, guessed=guessed)
         ingest = self._part("ingest")
         if isinstance(ingest, IngestPart):
             ingest.refusal = self._words() if self.level == "full" else ""
@@ -266,17 +267,23 @@ class BudgetPart:
         free = shutil.disk_usage(data).free
         return max(0, used + before - free), free
 
-    async def _sacrifice(self, config: NodeConfig) -> None:
+    async def _sacrifice(self, config: NodeConfig, *, guessed: bool) -> None:
         """Drop the oldest segments, of the channel with the highest number first, until there is room.
 
-        Those of a channel go at once: a walk for each would let its producers add more meanwhile.
+        Those of a channel go at once: a walk for each would let its producers add more meanwhile.  After a guess, which
+        others on the disk may have made, one goes, and how many more is measured.
         """
         wanted = int(self.budget * config.disk.sacrifice_at)
         order = sorted((one for one in config.channel if one.sacrifice), key=lambda one: -one.sacrifice)
         for channel in order:
-            if self.used <= wanted:
-                break
-            dropped = await self._drop_oldest(channel, config.data, self.used - wanted)
+            dropped = 0
+            if guessed and self.used > wanted:
+                dropped = await self._drop_oldest(channel, config.data, 1)
+                if dropped:
+                    self.used, self.free, _ = await in_disk_thread(_measure, config.data)
+                    guessed = False
+            if not guessed and self.used > wanted:
+                dropped += await self._drop_oldest(channel, config.data, self.used - wanted)
             if dropped:
                 self.sacrificed += dropped
                 _sacrificed.add(dropped, channel=channel.name)

@@ -98,7 +98,10 @@ def test_a_batch_brings_its_own_unless_they_are_given() -> None:
     assert (columns.kinds.tolist(), columns.timestamps.tolist()) == ([9, 9], [1])
 
 
-@pytest.mark.parametrize("wrong", [1.5, [1.5, 2.0], np.array([1.0, 2.0]), float("nan"), ["5", "6"], "5"])
+OBJECTS = np.array([1, 1.5], object)  # as a column of a DataFrame may be
+
+
+@pytest.mark.parametrize("wrong", [1.5, [1.5, 2.0], np.array([1.0, 2.0]), float("nan"), ["5", "6"], "5", OBJECTS])
 @pytest.mark.parametrize("name", ["kind", "timestamp_ns"])
 def test_numbers_that_are_not_whole_are_refused(name: str, wrong: Any) -> None:
     """Seconds, as time.time() gives them, were taken for nanoseconds: the record was of 1970."""
@@ -112,6 +115,12 @@ def test_times_of_numpy_are_nanoseconds_whatever_their_unit_is(unit: str) -> Non
     assert columns_of([b"one"], timestamp_ns=times).timestamps.tolist() == [1_767_323_045_000_000_000]
     with pytest.raises(TypeError, match=r"kind.*whole numbers"):
         columns_of([b"one"], kind=times)
+
+
+@pytest.mark.parametrize("wrong", ["2600-01-01", "NaT"])
+def test_a_time_of_numpy_that_nanoseconds_cannot_hold_is_refused(wrong: str) -> None:
+    with pytest.raises(OptionsError, match=r"timestamp_ns: .* nanoseconds"):
+        columns_of([b"one"], timestamp_ns=np.array([wrong], "datetime64[s]"))
 
 
 @pytest.mark.parametrize("format", ["xchannel", "messagelog"])

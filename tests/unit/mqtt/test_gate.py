@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 import pytest
 from mqtt_use import Device, ManualLoop, World
 
-from penstock.kernel.mqtt import Run
+from penstock.errors import RetryError
+from penstock.kernel.mqtt import Run, make_run
 from penstock.mqtt import MqttServer, ServerOptions, packets as p
 from penstock.mqtt.gate import MOST_HELD, TurnGate
+from penstock.mqtt.inlet import Inlet
 from penstock.mqtt.packets import Kind
 from penstock.mqtt.reasons import Reason
 from penstock.mqtt.session import Session
@@ -286,6 +289,96 @@ def test_a_connection_that_was_taken_over_ends_though_a_ticket_is_open_and_what_
     assert world.broker.sessions["pub"].received == {4}
 
 
+def test_however_many_messages_wait_each_one_that_comes_again_waits_for_its_ticket() -> None:
+    world = Gated()
+    tap = Tap(world)
+    keep: Any = {"clean": False, "properties": p.Properties(session_expiry=1000)}
+    pub = world.device("pub", **keep)
+    for number in range(1, 1001):
+        pub.publish("a", b"x", 2, number)
+    world.loop.run()
+    pub.drop()
+    pub = world.device("pub", **keep)
+    for number in range(1, 1001):
+        pub.publish("a", b"x", 2, number, dup=True)
+    world.loop.run()
+    assert acks(pub) == []
+    for ticket in tap.tickets:
+        ticket.done()
+    assert acks(pub) == [(number, 0) for number in range(1, 1001)]
+    pub.publish("a", b"x", 2, 2000)
+    world.loop.run()
+    unsettled = world.broker.sessions["pub"].unsettled
+    assert unsettled is not None
+    assert list(unsettled) == [2000]  # what is settled is forgotten
+    pub.ack(Kind.PUBREL, 2000)
+    assert not unsettled
+
+
+def test_what_was_refused_behind_a_message_that_waits_is_refused_when_it_comes_again() -> None:
+    world = Gated()
+    tap = Tap(world)
+    keep: Any = {"clean": False, "properties": p.Properties(session_expiry=1000)}
+    pub = world.device("pub", **keep)
+    for number in (4, 5):
+        pub.publish("a", b"%d" % number, 2, number)
+    world.loop.run()
+    tap.tickets[1].refuse(Reason.QUOTA_EXCEEDED)
+    pub.drop()
+    pub = world.device("pub", **keep)
+    for number in (4, 5):
+        pub.publish("a", b"%d" % number, 2, number, dup=True)
+    world.loop.run()
+    tap.tickets[0].done()
+    assert acks(pub) == [(4, 0), (5, 0x97)]
+    pub.publish("a", b"5", 2, 5)
+    world.loop.run()
+    tap.tickets[2].done()
+    assert acks(pub) == [(5, Reason.NO_MATCHING_SUBSCRIBERS)]
+    assert world.broker.sessions["pub"].received == {4, 5}
+
+
+def test_a_late_refusal_does_not_free_the_id_of_what_has_come_anew_since() -> None:
+    world = Gated()
+    tap = Tap(world)
+    keep: Any = {"clean": False, "properties": p.Properties(session_expiry=1000)}
+    pub = world.device("pub", **keep)
+    for number in (4, 5):
+        pub.publish("a", b"%d" % number, 2, number)
+    world.loop.run()
+    session = world.broker.sessions["pub"]
+    session.received.discard(5)  # as a tap does that refuses
+    tap.tickets[1].refuse(Reason.QUOTA_EXCEEDED)
+    pub.drop()
+    pub = world.device("pub", **keep)
+    pub.publish("a", b"5", 2, 5, dup=True)
+    world.loop.run()
+    tap.tickets[2].done()
+    assert acks(pub) == [(5, Reason.NO_MATCHING_SUBSCRIBERS)]
+    tap.tickets[0].done()
+    assert session.received == {4, 5}
+
+
+async def test_an_answer_that_cannot_be_given_to_a_bridge_or_a_feed_keeps_no_other_one_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = Gated()
+    device, inlet = world.device(), Inlet(world.broker, "feed:a")
+    given = asyncio.create_task(inlet.publish([make_run(b"a", [b"x"], 1, False)]))
+    await asyncio.sleep(0)
+    device.publish("a", b"x", 1, 1)
+
+    def fails(_: bytes) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(inlet, "write", fails)
+    world.loop.run()
+    with pytest.raises(RetryError, match="feed:a"):
+        await given
+    assert acks(device) == [(1, Reason.NO_MATCHING_SUBSCRIBERS)]
+    assert not world.gate.busy
+
+
 def test_a_ticket_that_is_refused_when_its_client_is_gone_frees_the_packet_id() -> None:
     world = Gated()
     tap = Tap(world)
@@ -321,6 +414,29 @@ def test_who_has_too_much_waiting_is_not_read_from_until_it_left() -> None:
     assert sub.wire.reading
     assert len(sub.payloads()) == 3
     sub.ack(Kind.PUBACK, 1)
+
+
+@pytest.mark.parametrize("first", ["gate", "tap"])
+def test_who_is_held_by_the_gate_and_by_a_tap_is_read_again_when_both_let_go(first: str) -> None:
+    world = Gated(max_queued_bytes=1 << 40)
+    pub, sub = world.device("pub"), world.device("sub")
+    sub.subscribe("a", qos=1)
+    world.loop.run()
+    world.disk.futures = futures = []
+    for number in range(1, 4):
+        pub.publish("a", bytes(MOST_HELD // 2), 1, number)
+    world.loop.run()
+    sub.link.hold_reading()
+    assert (sub.wire.reading, sub.wire.deadline) == (False, None)
+    for turn in (first, "tap" if first == "gate" else "gate"):
+        assert not sub.wire.reading
+        if turn == "tap":
+            sub.link.go_on_reading()
+        else:
+            for future in futures:
+                future.set_result(0)
+            world.loop.run()
+    assert (sub.wire.reading, sub.wire.deadline) == (True, 90)
 
 
 def test_what_waits_for_no_disk_leaves_before_the_steps_write() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import struct
 import time
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,13 +14,16 @@ from mqtt_state_use import Kept
 from mqtt_use import Device
 
 from penstock.errors import NotFoundError
+from penstock.lifecycle import State
 from penstock.mqtt import packets as p
 from penstock.mqtt.packets import Kind
 from penstock.mqtt.reasons import Reason
 from penstock.mqtt.retained_data import decode_retained
+from penstock.mqtt.server import MqttServer, ServerOptions
 from penstock.mqtt.state_backup import back_up, verify
 from penstock.mqtt.state_checkpoint import AGAIN_SECONDS
 from penstock.mqtt.state_dump import dump
+from penstock.mqtt.state_options import PersistenceOptions
 from penstock.store import AppendLogStore
 
 
@@ -363,6 +368,41 @@ def test_a_store_that_cannot_be_written_for_long_makes_no_file_with_each_try() -
     assert [each.payload for each in sub.rest if isinstance(each, p.Publish)] == [b"%d" % n for n in range(1, 33)]  # type: ignore[attr-defined]
     assert kept.kept.problems == []
     kept.kept.close()
+
+
+async def test_a_store_that_cannot_be_written_is_told_by_the_health_of_the_broker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ServerOptions(port=0, persistence=PersistenceOptions(path=str(tmp_path / "data")))
+    server = MqttServer(options)
+    await server.start()
+    try:
+        assert server.kept is not None
+        checkpoints, gate = server.kept.checkpoints, server.kept.gate
+
+        async def look_until(state: State) -> None:
+            while server.health().state is not state:
+                checkpoints._not_before = 0.0  # as if the pause between two tries were over
+                gate.changed()
+                await asyncio.sleep(0.01)
+
+        def fails(*_: Any) -> None:
+            raise OSError(5, "Input/output error")
+
+        assert server.health().state is State.READY
+        with monkeypatch.context() as broken:
+            broken.setattr(AppendLogStore, "apply", fails)
+            server.broker.publish_message("a", b"x", retain=True)
+            checkpoints._began_at = -1e9
+            async with asyncio.timeout(30):
+                await look_until(State.DEGRADED)
+            assert "the store cannot be written, so the journal grows: [Errno 5]" in server.health().reason
+            assert "[Errno 5]" in server.kept.describe()["trouble"]
+        async with asyncio.timeout(30):
+            await look_until(State.READY)
+        assert server.kept.describe()["trouble"] is None
+    finally:
+        await server.stop()
 
 
 def test_a_session_ends_though_what_waits_for_it_cannot_be_read() -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 from mqtt_state_use import Kept
 from mqtt_statements import statement
-from mqtt_use import Device, World
+from mqtt_use import Device, ManualLoop, World
 
-from penstock.mqtt import packets as p
+from penstock.mqtt import packets as p, state
 from penstock.mqtt.deliveries import measure
 from penstock.mqtt.packets import Kind
 from penstock.mqtt.reasons import Reason
+from penstock.mqtt.state_open import KeptBroker
+from penstock.mqtt.state_options import PersistenceOptions
 from penstock.mqtt.topics import matches
 
 BOTH = pytest.mark.parametrize("version", [4, 5])
@@ -461,6 +464,45 @@ def test_a_client_that_comes_while_the_queue_of_its_ended_session_is_handed_on_b
     assert kept.broker.sessions["other"].queued_messages == 1000
     totals = kept.kept.journal.deliveries.totals
     assert (totals.lost, totals.owed) == ({"handed on": totals.lost["handed on"], "session ended": 1000}, 1000)
+    kept.kept.close()
+
+
+class KeptInFolder(Kept):
+    def __init__(self, folder: Path) -> None:
+        self.folder = str(folder)
+        super().__init__()
+
+    def open(self) -> None:
+        self.loop = ManualLoop()
+        self.kept = KeptBroker(self.folder, self.options, PersistenceOptions(), loop=self.loop, clock=self.clock)
+        self.broker = self.kept.broker
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+def test_a_member_that_begins_anew_leaves_all_of_its_queue_to_its_group_where_the_disk_has_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, narrow: bool
+) -> None:
+    kept = KeptInFolder(tmp_path / "data")
+    for name in ("away", "other"):
+        device = kept.device(name)
+        device.subscribe("$share/g/t", qos=1)
+        device.drop()
+    pub = kept.device("pub")
+    for number in range(1, 201):
+        pub.publish("t", bytes(64 << 10), 1, number)
+        kept.settle()
+    away = kept.broker.sessions["away"]
+    assert (away.queued_messages, away.queued_bytes > kept.kept.journal.at_once) == (100, True)
+    if narrow:
+        monkeypatch.setattr(state, "free_bytes", lambda _: 20 << 20)
+    device = Device(kept.broker)
+    device.send(p.Connect("away", 5, True))
+    kept.settle()
+    totals = kept.kept.journal.deliveries.totals
+    handed = totals.lost["handed on"]
+    assert kept.broker.sessions["other"].queued_messages == 100 + handed
+    assert handed in (range(50, 70) if narrow else [100])
+    assert totals.owed == 100 + handed
     kept.kept.close()
 
 

@@ -130,6 +130,23 @@ def test_many_segments_go_at_once_so_that_no_producer_fills_the_disk_meanwhile(
     assert told == [f"disk: the {budget.sacrificed} oldest segments of channel readings were given up"]
 
 
+def test_no_more_is_given_up_because_others_fill_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two walks what the disk has less free counts as used, whoever took it."""
+    channel = '[[channel]]\nname = "readings"\nsegment_bytes = 20000\nsacrifice = 1\n'
+    config = config_for(tmp_path, channel)
+    with MessageLog.open(config.channel[0].path(config.data), segment_bytes=20_000) as log:
+        log.append_many([bytes(1000)] * 4000)
+    budget = BudgetPart(lambda: config, lambda _: None, clock=FakeClock())
+    asyncio.run(budget.look())
+    used = budget.used
+    config = config_for(tmp_path, f"[disk]\nbudget_bytes = {int(used / 0.92)}\nreserve_bytes = 0\n{channel}")
+    budget.level, budget._walk = "sacrifice", (used, budget.free, math.inf)
+    monkeypatch.setattr(budget, "_guess", lambda _: (int(used * 1.05), budget.free))
+    asyncio.run(budget.look(again=True))
+    assert budget.used <= 0.9 * budget.budget
+    assert 0 < budget.sacrificed < 10  # a fiftieth of it, and not a tenth
+
+
 def test_time_to_loss_of_a_consumer_is_foretold(tmp_path: Path) -> None:
     config = config_for(tmp_path, '[[channel]]\nname = "readings"\nmax_messages = 1000\n')
     clock = FakeClock()

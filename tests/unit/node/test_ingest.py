@@ -220,6 +220,8 @@ def test_what_is_refused_is_said_and_what_can_wait_waits(tmp_path: Path) -> None
         ("xchannel", {"kind": 1 << 16}, "kind=65536"),
         ("xchannel", {"kind": -1}, "kind=-1"),
         ("xchannel", {"timestamp_ns": -1}, "timestamp_ns=-1"),
+        ("xchannel", {"timestamp_ns": 1 << 63}, "timestamp_ns=9223372036854775808"),
+        ("xchannel", {"kind": 1 << 70}, "kind=1180591620717411303424"),
         ("xchannel", {"payload": bytes(2 << 20)}, "a record of 2097152 bytes"),
         ("xchannel", {"timestamp_ns": 1795124686.5}, "timestamp_ns: must be whole numbers"),
         ("messagelog", {"payload": bytes(wire.MAX_FRAME_BYTES)}, "readings: a record of 67108864 bytes; at most"),

@@ -392,7 +392,11 @@ def _error(refused: IngestRefusal) -> PenstockError:
 def _column(name: str, value: Any, count: int, default: Any) -> NDArray[np.int64] | None:
     if value is default or (isinstance(value, int) and value == default):
         return None
-    column = np.asarray(whole_numbers(name, value), np.int64)
+    numbers = whole_numbers(name, value)
+    for most in (int(numbers.max()), int(numbers.min())) if numbers.size else ():
+        if not -(1 << 63) <= most < 1 << 63:
+            raise OptionsError(f"{name}={most}: more than 63 bits")
+    column = np.asarray(numbers, np.int64)
     if column.ndim and len(column) != count:
         raise OptionsError(f"{len(column)} values for {count} records")
     return np.broadcast_to(column, (count,))
