@@ -54,6 +54,7 @@ async def test_a_running_fold_is_published_again_and_again_by_a_part(tmp_path: P
             writer.append(encode_envelope(Envelope(b"k%d" % number, b"v")))
             await until(lambda wanted=number + 1: _rank(up) == wanted)
         await until(lambda: made[0].describe()["cursor"] == 3)
+        await until(lambda: made[0]._seen == fold.cursor)  # an export that began just before is followed by another one
         assert made[0].health().state is State.READY
         rounds = made[0].rounds
         await asyncio.sleep(0.2)
