@@ -152,6 +152,49 @@ async def test_what_a_consumer_had_not_dealt_with_comes_again(tmp_path: Path) ->
             assert [message.payload for message in await take(client, 3)] == [b"7", b"8", b"9"]
 
 
+async def test_a_batch_that_a_consumer_failed_on_comes_again_as_a_whole(tmp_path: Path) -> None:
+    """All but its last message were acknowledged."""
+    async with broker(tmp_path) as server:
+        options = ClientOptions(client_id="worker", clean=False, session_expiry=600)
+        sent = [b"%d" % number for number in range(10)]
+
+        async def fail() -> None:
+            async with Client(address(server, "mqtt"), options) as client:
+                async for _ in client.batches():
+                    raise RuntimeError("on all of it")
+
+        async with Client(address(server, "mqtt"), options) as client:
+            await client.subscribe("jobs", qos=1)
+        async with Client(address(server, "mqtt")) as boss:
+            await boss.publish_many("jobs", sent, qos=1)
+        with pytest.raises(RuntimeError, match="on all of it"):
+            await fail()
+        async with Client(address(server, "mqtt"), options) as client:
+            assert [message.payload for message in await take(client, 10)] == sent
+
+
+async def test_iterations_that_share_a_client_lose_and_keep_back_nothing(tmp_path: Path) -> None:
+    """One took the other's place in its run: what was left there, or its acknowledgements, were gone."""
+    async with broker(tmp_path) as server:
+        options = ClientOptions(client_id="worker", clean=False, session_expiry=600)
+        async with Client(address(server, "mqtt"), options) as client, Client(address(server, "mqtt")) as boss:
+            await client.subscribe("#", qos=1)
+            for topic in "abcd":
+                await boss.publish_many(topic, [topic.encode() + b"%d" % number for number in range(3)], qos=1)
+            await eventually(lambda: client._arrived_count == 12)
+            one, other = client.messages(), client.messages()
+            found = [(await anext(each)).payload for each in (one, other, other, other, one, other)]
+            await other.aclose()
+            runs = client.batches()
+            found += [bytes(payload) for run in await anext(runs) for payload in run.payloads()]
+            assert found == [b"%c%d" % (topic, number) for topic in b"abcd" for number in range(3)]
+            await boss.publish_many("e", [b"e0", b"e1", b"e2"], qos=1)
+            assert (await anext(one)).payload == b"e0"
+            assert [bytes(payload) for run in await anext(runs) for payload in run.payloads()] == [b"e1", b"e2"]
+        (session,) = [each for each in server.broker.sessions.values() if each.client_id == "worker"]
+        assert not session.exchange.messages  # all of it was acknowledged
+
+
 async def test_who_stops_in_the_middle_of_a_run_goes_on_there(tmp_path: Path) -> None:
     async with broker(tmp_path) as server:
         options = ClientOptions(client_id="worker", clean=False, session_expiry=600)
