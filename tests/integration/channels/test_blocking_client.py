@@ -105,6 +105,8 @@ async def test_a_client_ends_with_a_fork_and_says_so(tmp_path: Path) -> None:
         def work() -> None:
             with BlockingClient(address, username="ann") as ann:
                 ann.join("c")
+                while ann.next_news(0.01) is not None:  # the last of them goes on waiting
+                    pass
                 reads, writes = os.pipe()
                 child = os.fork()
                 if not child:

@@ -156,7 +156,7 @@ class EmbeddedWatch(Watch):
         self._waiting.close()
 
     async def _read_in_thread(self) -> None:
-        """Read on, one at a time: where the caller was cancelled the thread goes on, and who comes next waits for it."""
+        """Read on, one at a time: the thread of who was cancelled goes on, and who comes next waits for it."""
         if self._reading is None or self._reading.done():
             self._reading = asyncio.wrap_future(disk_executor().submit(self._read))
         await asyncio.shield(self._reading)
