@@ -462,7 +462,7 @@ class Client:
             yield [each.run for each in self._taken]
 
     def give_back(self) -> None:
-        """Acknowledge no more what was handed out last, a message or a batch: the server sends it again."""
+        """Before ``stop``: do not acknowledge what was handed out last, a message or a batch; it comes again."""
         self._handed, self._in_hand = self._handed - self._in_hand, 0
 
     def _put_back(self) -> None:

@@ -11,8 +11,9 @@ from mqtt_server_use import address, broker, trusted
 from net_use import eventually
 
 from penstock.errors import ClosedError, NotConnected, OptionsError, Refused
+from penstock.kernel.mqtt import make_run
 from penstock.mqtt.client import Client, ClientOptions, Message
-from penstock.mqtt.client_core import ClientCore
+from penstock.mqtt.client_core import Arrived, ClientCore
 from penstock.mqtt.codec import encode
 from penstock.mqtt.options import BrokerOptions
 from penstock.mqtt.packets import NONE, Ack, Connack, Connect, Filter, Kind, Properties, Will
@@ -300,6 +301,35 @@ async def test_a_server_that_falls_silent_is_noticed(tmp_path: Path) -> None:
                 await eventually(lambda: not client.connected)
                 proxy.heal()
                 await eventually(lambda: client.reconnects == 1)
+
+
+def test_what_is_in_hand_is_not_acknowledged_because_it_came_again() -> None:
+    """With QoS 2 a server that sent it again after a reconnect was told that it had been dealt with."""
+    core = ClientCore(Connect("c", version=5, clean=False))
+    run = make_run(b"t", [b"1", b"2", b"3"], 2, False)
+
+    def connect() -> bytes:
+        core.begin()
+        core.data_to_send()
+        assert len(core.receive(encode(Connack(session_present=core.session > 0), 5))) == 1
+        assert core.receive(run.frames(True, 12, b"t", b"", 7))[1:] == []  # three of them, QoS 2, DUP
+        return core.data_to_send()
+
+    core.begin()
+    core.receive(encode(Connack(), 5))
+    (arrived,) = core.receive(run.frames(True, 4, b"t", b"", 7))
+    assert isinstance(arrived, Arrived)
+    core.data_to_send()
+    core.lost()
+    assert connect() == b""
+    head, tail = arrived.run.split(1)
+    core.acknowledge(Arrived(head, arrived.session))
+    assert core.data_to_send() == encode(Ack(Kind.PUBREC, 7), 5)
+    core.lost()
+    assert connect() == encode(Ack(Kind.PUBREC, 7), 5)  # the server had not heard it
+    core.lost()
+    core.acknowledge(Arrived(tail, arrived.session))  # nobody hears it
+    assert connect() == b"".join(encode(Ack(Kind.PUBREC, number), 5) for number in (7, 8, 9))
 
 
 def test_a_release_that_the_server_had_finished_before_is_no_refusal() -> None:
