@@ -114,11 +114,13 @@ class ChannelSession:
 
     async def __aiter__(self) -> AsyncIterator[c.Event | c.ChannelMessage]:
         while True:
-            for one in self._begun:  # of a run; an iteration that was left goes on here in the next one
+            one = next(self._begun, None)  # of a run; the next iteration, or another one, goes on where one left
+            if one is not None:
                 yield one
-            if not await self._has_arrived():
+            elif await self._has_arrived():
+                self._begun = iter(_one_by_one(self._take()))
+            else:
                 return
-            self._begun = iter(_one_by_one(self._take()))
 
     async def _has_arrived(self) -> bool:
         """Wait until there is something to take; False when nothing comes any more."""

@@ -370,7 +370,11 @@ class Bridge:
             try:
                 async for runs in client.batches():
                     pause = RETRY_SECONDS[0]
-                    await self._publish([made for run in runs if (made := self._here(run)) is not None])
+                    try:
+                        await self._publish([made for run in runs if (made := self._here(run)) is not None])
+                    except BaseException:  # also where this bridge is stopped, and the client with it
+                        client.give_back()
+                        raise
                 reason = "the connection was closed"
             except Refused as exc:
                 reason = str(exc)

@@ -188,6 +188,7 @@ class Client:
         self._arrived_count = 0
         self._taken: list[Arrived] = []
         self._handed = 0  # messages of these that the consumer has seen
+        self._in_hand = 0  # the last of them, which it may be at work on
         self._begun: Iterator[Message] = iter(())
         self._more = asyncio.Event()
         self._answer: asyncio.Future[Connack] | None = None
@@ -202,8 +203,8 @@ class Client:
         return self
 
     async def __aexit__(self, kind: object, *_: object) -> None:
-        if kind is not None:  # the consumer failed on what it had in hand: that comes again
-            self._handed = self._handed - 1 if len(self._taken) == 1 and self._taken[0].run.count > 1 else 0
+        if kind is not None:
+            self.give_back()
         await self.stop()
 
     @property
@@ -218,13 +219,17 @@ class Client:
         await self._connect()
 
     async def stop(self) -> None:
-        """Acknowledge what the consumer has seen, say goodbye and close; what is not finished ends with ClosedError."""
+        """Acknowledge what the consumer has seen, say goodbye and close; what is not finished ends with ClosedError.
+
+        A ``with`` block that raises acknowledges nothing of what was in hand; who stops otherwise says ``give_back``.
+        """
         if self._closing:
             return
         self._closing = True
         if self._again is not None:
             self._again.cancel()
         if self._connection is not None and self.connected:
+            self._put_back()
             self._acknowledge(self._handed)
             self._core.leave()
             self._send()
@@ -426,10 +431,13 @@ class Client:
     # --- Receiving
 
     async def messages(self) -> AsyncIterator[Message]:
-        """Yield messages one by one; each is acknowledged, with others of its run, once it has been dealt with."""
+        """Yield messages one by one; each is acknowledged, with others of its run, once it has been dealt with.
+
+        Which is when the next one is asked for: where several iterations share a client, by any of them.
+        """
         while True:
-            for message in self._begun:  # of a run; an iteration that was left goes on here in the next one
-                self._handed += 1
+            while (message := next(self._begun, None)) is not None:  # a run; the next iteration goes on where one left
+                self._handed, self._in_hand = self._handed + 1, 1
                 yield message
             self._acknowledge(self._handed)
             await self._until_arrived()
@@ -441,22 +449,26 @@ class Client:
 
     async def batches(self) -> AsyncIterator[list[Run]]:
         """Yield all that has come in, as runs of one topic; acknowledged when the next batch is asked for."""
-        self._put_back()
         while True:
+            self._put_back()
             self._acknowledge(self._handed)
             await self._until_arrived()
             if not self._arrived:
                 return
             self._taken = list(self._arrived)
             self._arrived.clear()
-            self._handed = self._arrived_count
+            self._handed = self._in_hand = self._arrived_count
             self._took(self._arrived_count)
             yield [each.run for each in self._taken]
+
+    def give_back(self) -> None:
+        """Before ``stop``: do not acknowledge what was handed out last, a message or a batch; it comes again."""
+        self._handed, self._in_hand = self._handed - self._in_hand, 0
 
     def _put_back(self) -> None:
         """Have what ``messages`` began and did not hand out come first again."""
         rest = sum(1 for _ in self._begun)
-        if rest and self._taken:  # not where the client was stopped meanwhile
+        if rest:
             (arrived,) = self._taken
             head, tail = arrived.run.split(arrived.run.count - rest)
             self._taken = [Arrived(head, arrived.session)]
@@ -488,7 +500,7 @@ class Client:
                 arrived = Arrived(arrived.run.split(count)[0], arrived.session)
             self._core.acknowledge(arrived)
             count -= arrived.run.count
-        self._taken, self._handed = [], 0
+        self._taken, self._handed, self._in_hand = [], 0, 0
         self._send()
 
 

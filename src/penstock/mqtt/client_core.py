@@ -117,6 +117,7 @@ class ClientCore:
         self._flights: deque[_Flight] = deque()
         self._waiting: deque[_Publication] = deque()
         self._received: set[int] = set()
+        self._in_work: set[int] = set()  # of these, what was not acknowledged yet
         self._unread = b""
         self._out: list[bytes] = []
 
@@ -203,7 +204,11 @@ class ClientCore:
     def acknowledge(self, arrived: Arrived) -> None:
         """Tell the server that messages were taken over; not where their session is gone."""
         run = arrived.run
-        if run.qos and arrived.session == self.session and self.open:
+        if not run.qos or arrived.session != self.session:
+            return
+        if run.qos == 2:
+            self._in_work.difference_update(range(run.first_id, run.first_id + run.count))
+        if self.open:
             self._out.append(kernel.ack_run(0x40 if run.qos == 1 else 0x50, run.first_id, run.count))
 
     def ping(self) -> None:
@@ -296,13 +301,15 @@ class ClientCore:
             ids = range(run.first_id, run.first_id + run.count)
             if self._received.isdisjoint(ids):
                 self._received.update(ids)
+                self._in_work.update(ids)
             elif run.count > 1:
                 head, tail = run.split(1)
                 self._arrived(head, events)
                 self._arrived(tail, events)
                 return
             else:  # MQTT-4.3.3-10: once received, never delivered again before PUBREL
-                self._out.append(kernel.ack_run(0x50, run.first_id, 1))
+                if run.first_id not in self._in_work:  # else it is answered when that has been dealt with
+                    self._out.append(kernel.ack_run(0x50, run.first_id, 1))
                 return
         events.append(Arrived(run, self.session))
 
@@ -381,6 +388,7 @@ class ClientCore:
         else:
             self.session += 1
             self._received.clear()
+            self._in_work.clear()
             self._begin_again()
         self.pump()
 

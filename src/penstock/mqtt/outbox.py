@@ -144,21 +144,27 @@ class Outbox:
         return at is not None and at > position
 
     def flush(self, timeout: float | None = None) -> bool:
-        """Wait until the broker has everything; return whether it has.  For programs without a loop."""
+        """Wait until the broker has everything; return whether it has, also once it is closed.
+
+        For programs without a loop.
+        """
         deadline = None if timeout is None else time.monotonic() + timeout
         self._open_first()
         while not self._empty():
-            if deadline is not None and time.monotonic() >= deadline:
-                return False
+            if self._sends_no_more() or (deadline is not None and time.monotonic() >= deadline):
+                return self._empty()
             time.sleep(POLL_SECONDS)
         return True
 
     def _empty(self) -> bool:
-        feed, queue = self._feed, self._queue
-        if queue is None:
-            return True
-        at = None if feed is None else feed.position
-        return at is not None and at >= self._end and at > self._last
+        feed = self._feed
+        if feed is None:
+            return self._queue is None
+        return feed.position is not None and feed.position >= self._end and feed.position > self._last
+
+    def _sends_no_more(self) -> bool:
+        """Whether it was stopped, or its thread is that of the parent of a fork."""
+        return self._state is State.STOPPED or (self._thread is not None and not self._thread.is_alive())
 
     # --- With a thread of its own
 

@@ -7,13 +7,17 @@ import os
 import pickle
 import signal
 import threading
+import time
+from concurrent.futures import Future
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 from client_use import serving
-from wire_use import SECONDS
+from wire_use import SECONDS, options
 
-from penstock.channels.wire import BlockingClient, Heard
+from penstock.channels.wire import BlockingClient, ChannelServer, Heard
 from penstock.errors import ClosedError
 
 MESSAGES = 400
@@ -105,6 +109,8 @@ async def test_a_client_ends_with_a_fork_and_says_so(tmp_path: Path) -> None:
         def work() -> None:
             with BlockingClient(address, username="ann") as ann:
                 ann.join("c")
+                while ann.next_news(0.01) is not None:  # the last of them goes on waiting
+                    pass
                 reads, writes = os.pipe()
                 child = os.fork()
                 if not child:
@@ -123,6 +129,48 @@ async def test_a_client_ends_with_a_fork_and_says_so(tmp_path: Path) -> None:
                     pickle.dumps(ann)
 
         await asyncio.to_thread(work)
+
+
+def test_a_request_that_is_interrupted_is_given_up(tmp_path: Path) -> None:
+    """It went on, and its answer was waited for behind the back of whoever had been interrupted."""
+
+    def interrupt(_: int, frame: FrameType | None) -> None:
+        if not interrupted and frame is not None and frame.f_code.co_filename.endswith("threading.py"):
+            interrupted.append(True)
+            raise KeyboardInterrupt
+
+    class Looks:
+        async def on_event(self, _: Any) -> None:
+            while not interrupted:  # it does not wait yet
+                os.kill(os.getpid(), signal.SIGUSR1)
+                await asyncio.sleep(0.001)
+            try:
+                await may.wait()
+            finally:
+                looked.append(True)
+
+    async def serve() -> None:
+        async with ChannelServer(tmp_path, options(), modulator=Looks()) as server:
+            begun.set_result((asyncio.get_running_loop(), "plain://" + server.addresses["channels-plain"]))
+            await may.wait()
+
+    may, interrupted, looked = asyncio.Event(), list[bool](), list[bool]()
+    begun: Future[tuple[asyncio.AbstractEventLoop, str]] = Future()
+    serving = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
+    former = signal.signal(signal.SIGUSR1, interrupt)
+    serving.start()
+    loop, address = begun.result(SECONDS)
+    try:
+        with BlockingClient(address, username="ann") as ann:
+            with pytest.raises(KeyboardInterrupt):
+                ann.join("c")
+            while "Client.join" in repr(asyncio.all_tasks(ann._loop)):
+                time.sleep(0.001)
+            assert not looked, "it was answered"
+    finally:
+        signal.signal(signal.SIGUSR1, former)
+        loop.call_soon_threadsafe(may.set)
+        serving.join(SECONDS)
 
 
 async def test_news_that_a_caller_did_not_wait_for_is_news_of_the_next(tmp_path: Path) -> None:

@@ -345,6 +345,29 @@ async def test_who_stops_taking_messages_finds_the_next_one_there(tmp_path: Path
                     break
 
 
+async def test_iterations_that_share_a_client_take_nothing_from_each_other(tmp_path: Path) -> None:
+    """What one had left of a run was gone when the other had begun the next run meanwhile."""
+    async with (
+        serving(tmp_path, auth=False) as server,
+        await enter(server, "ann") as ann,
+        await enter(server, "bob") as bob,
+        asyncio.timeout(SECONDS),
+    ):
+        await ann.join("c")
+        await bob.join("c")
+        for _ in range(3):
+            await ann.broadcast_many("c", [b"x"] * 3)
+        while bob._size < 9:
+            await asyncio.sleep(0.001)
+        one, other = bob.messages(), bob.messages()
+        found = [(await anext(each)).seq for each in (one, other, other, other, one)]
+        await other.aclose()
+        found += [(await anext(one)).seq]
+        await one.aclose()
+        found += [(await anext(each)).seq for each in (bob.messages(), bob.messages(), bob.messages())]
+        assert found == list(range(1, 10))
+
+
 async def test_a_client_that_is_closed_while_it_comes_back_says_so_at_once(tmp_path: Path) -> None:
     """Who waited for the connection, and who asked afterwards, waited for the whole of the timeout."""
     async with serving(tmp_path, auth=False) as server:

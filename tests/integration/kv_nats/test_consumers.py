@@ -116,6 +116,32 @@ async def test_a_hole_in_the_deliveries_is_healed_where_it_is(store: NatsKvStore
     await watch.aclose()
 
 
+async def test_who_gives_up_waiting_while_a_gap_is_looked_into_misses_nothing(store: NatsKvStore) -> None:
+    """What had been taken from the inbox was gone, and the next run went on behind it."""
+    for key in ("x", "a", "a", "b"):  # the second revision is not kept
+        await store.writer.put(key, b"v")
+    watch = watch_of(store, 1)
+    await watch.attach()
+    info, looks, waits = store._api.info, asyncio.Event(), asyncio.Event()
+
+    async def slowly() -> Any:
+        looks.set()
+        await waits.wait()
+        return await info()
+
+    store._api.info = slowly  # type: ignore[method-assign]
+    asked = asyncio.create_task(watch.next_batch())
+    async with asyncio.timeout(WAIT_SECONDS):
+        await looks.wait()
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        waits.set()
+        await store.writer.put("c", b"v")
+        assert [update.version.as_int() for update in await collect(watch, 3)] == [3, 4, 5]
+    await watch.aclose()
+
+
 @pytest.mark.parametrize("revision", [None, 3])
 async def test_a_consumer_lost_before_any_delivery_starts_where_it_was_asked_to(
     connection: NatsConnection, revision: int | None

@@ -132,6 +132,21 @@ async def test_who_stops_in_the_middle_of_a_run_finds_the_rest_of_it(start: Any)
     assert session._size == 0
 
 
+async def test_iterations_that_share_a_session_take_nothing_from_each_other(start: Any) -> None:
+    manager = await start()
+    ops = manager.channel("ops")
+    await ops.join(ANN)
+    await ops.join(BOB)
+    session = manager.connect(BOB)
+    for _ in range(3):
+        await ops.broadcast_many(ANN, [b"x"] * 3)
+    one, other = aiter(session), aiter(session)
+    found = [await anext(each) for each in (one, other, other, other, one)]
+    await other.aclose()  # type: ignore[attr-defined]
+    found += [await anext(one), *session.waiting()]
+    assert [message.seq for message in found if isinstance(message, ChannelMessage)] == list(range(1, 10))
+
+
 async def test_a_full_session_takes_what_fits_of_a_run_and_then_ends(start: Any) -> None:
     manager = await start()
     ops = manager.channel("ops")

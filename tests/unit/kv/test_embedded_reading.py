@@ -344,3 +344,39 @@ def test_whoever_has_a_bucket_open_is_told_that_a_backup_was_put_back(
             assert len(await (await connection.store("state")).reader.keys()) == 50 + more
 
     asyncio.run(work())
+
+
+async def test_who_gives_up_waiting_for_a_watch_misses_nothing_and_hears_nothing_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The read that went on in its thread came after another one, and put back what had been delivered."""
+    async with EmbeddedConnection(tmp_path, PLAIN) as connection:
+        store = await connection.store_with_config(StoreConfig(name="b"))
+        async with await store.watcher.watch_all() as watch, asyncio.timeout(60):
+            reads, gate, first = threading.Semaphore(0), threading.Event(), [True]
+            reader = watch._bucket.reader  # type: ignore[attr-defined]
+            read = reader.read
+
+            def slowly(*args: Any) -> Any:
+                batch = read(*args)
+                if first and len(batch):
+                    first.clear()
+                    reads.release()
+                    gate.wait()
+                return batch
+
+            monkeypatch.setattr(reader, "read", slowly)
+            await store.writer.put("k.1", b"1")
+            asked = asyncio.create_task(watch.next_batch())
+            await asyncio.to_thread(reads.acquire)
+            asked.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asked
+            asked = asyncio.create_task(watch.next_batch())
+            for _ in range(50):  # it would read by itself
+                await asyncio.sleep(0.001)
+            gate.set()
+            assert [update.key for update in await asked] == ["k.1"]
+            await asyncio.sleep(0)
+            await store.writer.put("k.2", b"2")
+            assert [update.key for update in await watch.next_batch()] == ["k.2"]

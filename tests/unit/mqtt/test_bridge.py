@@ -239,6 +239,34 @@ async def test_the_remote_is_told_only_when_this_broker_has_the_message(tmp_path
     await hub.stop()
 
 
+async def test_what_a_bridge_could_not_hand_on_before_it_stopped_comes_again(tmp_path: Path) -> None:
+    """A bridge that stopped while this broker took nothing, as on a full disk, told the other one that it had it."""
+    hub = await serve(tmp_path, "hub")
+    spec = BridgeSpec(name="hub", remote=remote(hub), receive=(BridgeRule(filter="down/#", qos=1),))
+    edge = await serve(tmp_path, "edge", bridges=(spec,))
+    await connected(edge)
+    came = asyncio.Event()
+
+    async def never(_: Any) -> None:
+        came.set()
+        await asyncio.Event().wait()
+
+    bridge_of(edge)._inlet.publish = never  # type: ignore[method-assign]
+    async with Client(hub.addresses["mqtt"]) as there, asyncio.timeout(30):
+        await there.publish_many("down/1", [b"%d" % n for n in range(5)], qos=1)
+        await came.wait()
+    await edge.stop()
+    edge = await serve(tmp_path, "edge")
+    async with Client(edge.addresses["mqtt"], client_id="here", clean=False, session_expiry=60) as here:
+        await here.subscribe("#", qos=1)
+    await edge.stop()
+    edge = await serve(tmp_path, "edge", bridges=(spec,))
+    async with Client(edge.addresses["mqtt"], client_id="here", clean=False, session_expiry=60) as here:
+        assert await payloads(here, 5) == [("down/1", b"%d" % n) for n in range(5)]
+    await edge.stop()
+    await hub.stop()
+
+
 async def test_a_bridge_bit_asks_for_nothing_back_and_for_retained_as_such(tmp_path: Path) -> None:
     hub = await serve(tmp_path, "hub")
     async with Client(hub.addresses["mqtt"], ClientOptions(version=4, bridge=True, client_id="b")) as bridge:

@@ -11,8 +11,9 @@ from mqtt_server_use import address, broker, trusted
 from net_use import eventually
 
 from penstock.errors import ClosedError, NotConnected, OptionsError, Refused
+from penstock.kernel.mqtt import make_run
 from penstock.mqtt.client import Client, ClientOptions, Message
-from penstock.mqtt.client_core import ClientCore
+from penstock.mqtt.client_core import Arrived, ClientCore
 from penstock.mqtt.codec import encode
 from penstock.mqtt.options import BrokerOptions
 from penstock.mqtt.packets import NONE, Ack, Connack, Connect, Filter, Kind, Properties, Will
@@ -152,6 +153,49 @@ async def test_what_a_consumer_had_not_dealt_with_comes_again(tmp_path: Path) ->
             assert [message.payload for message in await take(client, 3)] == [b"7", b"8", b"9"]
 
 
+async def test_a_batch_that_a_consumer_failed_on_comes_again_as_a_whole(tmp_path: Path) -> None:
+    """All but its last message were acknowledged."""
+    async with broker(tmp_path) as server:
+        options = ClientOptions(client_id="worker", clean=False, session_expiry=600)
+        sent = [b"%d" % number for number in range(10)]
+
+        async def fail() -> None:
+            async with Client(address(server, "mqtt"), options) as client:
+                async for _ in client.batches():
+                    raise RuntimeError("on all of it")
+
+        async with Client(address(server, "mqtt"), options) as client:
+            await client.subscribe("jobs", qos=1)
+        async with Client(address(server, "mqtt")) as boss:
+            await boss.publish_many("jobs", sent, qos=1)
+        with pytest.raises(RuntimeError, match="on all of it"):
+            await fail()
+        async with Client(address(server, "mqtt"), options) as client:
+            assert [message.payload for message in await take(client, 10)] == sent
+
+
+async def test_iterations_that_share_a_client_lose_and_keep_back_nothing(tmp_path: Path) -> None:
+    """One took the other's place in its run: what was left there, or its acknowledgements, were gone."""
+    async with broker(tmp_path) as server:
+        options = ClientOptions(client_id="worker", clean=False, session_expiry=600)
+        async with Client(address(server, "mqtt"), options) as client, Client(address(server, "mqtt")) as boss:
+            await client.subscribe("#", qos=1)
+            for topic in "abcd":
+                await boss.publish_many(topic, [topic.encode() + b"%d" % number for number in range(3)], qos=1)
+            await eventually(lambda: client._arrived_count == 12)
+            one, other = client.messages(), client.messages()
+            found = [(await anext(each)).payload for each in (one, other, other, other, one, other)]
+            await other.aclose()
+            runs = client.batches()
+            found += [bytes(payload) for run in await anext(runs) for payload in run.payloads()]
+            assert found == [b"%c%d" % (topic, number) for topic in b"abcd" for number in range(3)]
+            await boss.publish_many("e", [b"e0", b"e1", b"e2"], qos=1)
+            assert (await anext(one)).payload == b"e0"
+            assert [bytes(payload) for run in await anext(runs) for payload in run.payloads()] == [b"e1", b"e2"]
+        (session,) = [each for each in server.broker.sessions.values() if each.client_id == "worker"]
+        assert not session.exchange.messages  # all of it was acknowledged
+
+
 async def test_who_stops_in_the_middle_of_a_run_goes_on_there(tmp_path: Path) -> None:
     async with broker(tmp_path) as server:
         options = ClientOptions(client_id="worker", clean=False, session_expiry=600)
@@ -257,6 +301,35 @@ async def test_a_server_that_falls_silent_is_noticed(tmp_path: Path) -> None:
                 await eventually(lambda: not client.connected)
                 proxy.heal()
                 await eventually(lambda: client.reconnects == 1)
+
+
+def test_what_is_in_hand_is_not_acknowledged_because_it_came_again() -> None:
+    """With QoS 2 a server that sent it again after a reconnect was told that it had been dealt with."""
+    core = ClientCore(Connect("c", version=5, clean=False))
+    run = make_run(b"t", [b"1", b"2", b"3"], 2, False)
+
+    def connect() -> bytes:
+        core.begin()
+        core.data_to_send()
+        assert len(core.receive(encode(Connack(session_present=core.session > 0), 5))) == 1
+        assert core.receive(run.frames(True, 12, b"t", b"", 7))[1:] == []  # three of them, QoS 2, DUP
+        return core.data_to_send()
+
+    core.begin()
+    core.receive(encode(Connack(), 5))
+    (arrived,) = core.receive(run.frames(True, 4, b"t", b"", 7))
+    assert isinstance(arrived, Arrived)
+    core.data_to_send()
+    core.lost()
+    assert connect() == b""
+    head, tail = arrived.run.split(1)
+    core.acknowledge(Arrived(head, arrived.session))
+    assert core.data_to_send() == encode(Ack(Kind.PUBREC, 7), 5)
+    core.lost()
+    assert connect() == encode(Ack(Kind.PUBREC, 7), 5)  # the server had not heard it
+    core.lost()
+    core.acknowledge(Arrived(tail, arrived.session))  # nobody hears it
+    assert connect() == b"".join(encode(Ack(Kind.PUBREC, number), 5) for number in (7, 8, 9))
 
 
 def test_a_release_that_the_server_had_finished_before_is_no_refusal() -> None:

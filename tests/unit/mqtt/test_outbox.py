@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -110,6 +112,27 @@ def test_what_is_published_while_the_broker_is_away_arrives_when_it_is_there(tmp
     broker.stop()
     assert [payload for _, payload, _ in broker.received] == [b"0", b"1", b"2", b"3"]
     assert broker.received[0][2] == given
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_who_flushes_an_outbox_that_sends_no_more_is_told_so(tmp_path: Path) -> None:
+    """A closed one said that its broker had everything, and a child of a fork waited for ever."""
+    with Outbox(str(tmp_path / "outbox"), "mqtt://127.0.0.1:1") as outbox:
+        outbox.publish("plant/7", b"12")
+        reads, writes = os.pipe()
+        child = os.fork()
+        if not child:
+            try:
+                signal.alarm(60)
+                os.write(writes, repr(outbox.flush()).encode())
+            finally:
+                os._exit(0)
+        os.close(writes)
+        with open(reads) as told:
+            assert told.read() == "False"
+        os.waitpid(child, 0)
+    assert not outbox.flush()
+    assert not outbox.describe()["empty"]
 
 
 def test_threads_publish_and_room_comes_back(tmp_path: Path, broker: Broker) -> None:

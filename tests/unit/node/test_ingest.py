@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
+import signal
 import socket
 import threading
 import time
@@ -17,7 +19,7 @@ import numpy as np
 import pytest
 
 from penstock.disk.failpoint import arm
-from penstock.errors import LockedError, NotConnected, OptionsError, ProtocolError, ReplacedError
+from penstock.errors import ClosedError, LockedError, NotConnected, OptionsError, ProtocolError, ReplacedError, Timeout
 from penstock.log import open_log
 from penstock.log.detect import open_writer
 from penstock.log.messagelog import MessageLog
@@ -251,6 +253,72 @@ def test_what_the_log_would_refuse_is_refused_to_its_producer_and_to_nobody_else
 
     asyncio.run(run())
     assert payloads(config) == [b"first", b"second", b"third"]
+
+
+def test_what_a_timeout_or_an_interrupt_cut_off_is_handed_over_whole(tmp_path: Path) -> None:
+    """The half of a batch that had gone took the next batch for its rest: records that nobody wrote, acknowledged."""
+    config = config_for(tmp_path)
+    records = [bytes([n]) * (1 << 20) for n in range(6)]
+
+    async def run() -> None:
+        async with serving(config):
+            loop = asyncio.get_running_loop()
+
+            def work() -> None:
+                stands, goes_on = threading.Event(), threading.Event()
+                with IngestWriter(config.data, "readings", timeout=0.2) as writer:
+                    writer.append(b"first")
+                    loop.call_soon_threadsafe(lambda: (stands.set(), goes_on.wait()))
+                    stands.wait()  # the node takes nothing, and the buffers hold less than this
+                    with pytest.raises(Timeout):
+                        writer.send(records)
+                    writer.timeout = 60.0
+                    goes_on.set()
+                    writer.send([b"next"])
+                    writer.flush()
+
+            await off(work)
+
+    asyncio.run(run())
+    assert payloads(config) == [b"first", *records, b"next"]
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_writer_of_a_node_ends_with_a_fork_and_says_so(tmp_path: Path) -> None:
+    """A child had its parent's connection and numbers: one of two records under a number was taken for the other."""
+    config = config_for(tmp_path)
+    told = b""
+
+    async def run() -> None:
+        async with serving(config):
+
+            def work() -> None:
+                nonlocal told
+                with IngestWriter(config.data, "readings") as writer:
+                    writer.append(b"one")
+                    reads, writes = os.pipe()
+                    child = os.fork()
+                    if not child:
+                        try:
+                            signal.alarm(60)
+                            with writer:
+                                writer.append(b"of the child")
+                            os.write(writes, b"appended")
+                        except ClosedError as exc:
+                            os.write(writes, str(exc).encode())
+                        finally:
+                            os._exit(0)
+                    os.close(writes)
+                    with open(reads, "rb") as found:
+                        told = found.read()
+                    os.waitpid(child, 0)
+                    assert writer.append(b"two") > 0  # the parent's goes on
+
+            await off(work)
+
+    asyncio.run(run())
+    assert told == b"readings: the ingest writer was opened before a fork: open another one in the child"
+    assert payloads(config) == [b"one", b"two"]
 
 
 def test_bytes_that_are_no_frames_end_the_connection_with_a_reason(tmp_path: Path) -> None:

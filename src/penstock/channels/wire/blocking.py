@@ -118,6 +118,7 @@ class BlockingClient(ClosingHandle):
         """Close in the child of a fork: its thread is the parent's, and so is the connection."""
         self._over = "the client was opened before a fork: open another one in the child"
         self._asking, self._taking = threading.Lock(), threading.Lock()
+        self._pending = None  # nobody answers it here
 
     def _wait(self, work: Any) -> Any:
         future = self._begin(work)

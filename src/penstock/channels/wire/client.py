@@ -114,6 +114,7 @@ class Client:
         """End the connection; returns when it is gone, which takes the linger time of ``net`` at the most."""
         self._closed = self._closed or "the client is closed"
         self._up.set()
+        self._news.set()
         if self._again is not None:
             self._again.cancel()
             await asyncio.wait([self._again])
@@ -263,17 +264,19 @@ class Client:
             channel = next(iter(self._forgotten))
             yield Gap(channel, *self._forgotten.pop(channel))
         while True:
-            for message in self._begun:  # of a run; an iteration that was left goes on here in the next one
+            message = next(self._begun, None)  # of a run; the next iteration, or another one, goes on where one left
+            if message is not None:
                 yield message
-            if self._inbox:
+            elif self._inbox:
                 item = self._inbox.popleft()
                 if isinstance(item, MessageRun):
                     self._size -= len(item.payloads)
                     self._begun = messages_of(item)
                 else:
                     self._size -= 1
-                    yield item
                 self._go_on_reading()
+                if not isinstance(item, MessageRun):
+                    yield item
             elif self._closed is not None:
                 return
             else:

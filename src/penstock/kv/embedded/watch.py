@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.batch import Spans, UpdateBatch
-from penstock.disk import LoopWait, in_disk_thread
+from penstock.disk import LoopWait, disk_executor, in_disk_thread
 from penstock.errors import ExpiredError, OptionsError, ReadOnlyError, ReplacedError, RetryError
 from penstock.kv.embedded.bucket import Bucket
 from penstock.kv.roles import Watch
@@ -77,6 +77,7 @@ class EmbeddedWatch(Watch):
         self._delivered = revision or 0
         self._lag: int | None = None
         self._closed = False
+        self._reading: asyncio.Future[None] | None = None
         self._seen: Fingerprint | None = None  # the last change that was read: a backup put back has another there
         self._waiting = LoopWait(bucket.disk, bucket.folder, last=IDLE_SECONDS)
 
@@ -136,7 +137,7 @@ class EmbeddedWatch(Watch):
                     await in_disk_thread(self._bucket.expire)
             if self._bucket.head() >= self._next or loop.time() - looked > LOG_LOOK_SECONDS:
                 looked = loop.time()
-                await in_disk_thread(self._read)
+                await self._read_in_thread()
             if self._ready is None:  # also when head is ahead of the log, as a power cut can leave it
                 expiry = self._bucket.seconds_to_expiry()
                 await waiting.pause(None if expiry is None else max(expiry, IDLE_SECONDS))
@@ -154,6 +155,12 @@ class EmbeddedWatch(Watch):
         self._closed, self._ready = True, None
         self._waiting.close()
 
+    async def _read_in_thread(self) -> None:
+        """Read on, one at a time: the thread of who was cancelled goes on, and who comes next waits for it."""
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.wrap_future(disk_executor().submit(self._read))
+        await asyncio.shield(self._reading)
+
     def _read(self) -> None:
         """Read on in the log until something matches or there is no more; called in a thread."""
         bucket = self._bucket
@@ -166,7 +173,8 @@ class EmbeddedWatch(Watch):
             if not len(batch):
                 return
             found = below(envelope_updates(batch, bucket.reader.path), self._prefixes)
+            if len(found):
+                self._ready = found  # first: what is not delivered is no progress, whoever looks meanwhile
             self._next, self._seen = batch.next_position, fingerprint_of(batch)
             if len(found):
-                self._ready = found
                 return

@@ -217,7 +217,11 @@ class NatsWatch(Watch):
             if self._broken:
                 await self._reset()
             found = decode_messages(await self._take(), self._prefix)
-            batch = await self._accept(found)
+            try:
+                batch = await self._accept(found)
+            except BaseException:  # cancelled, too: this run counts as never received
+                self._broken = True
+                raise
             # From here to the return nothing waits: whoever reads progress sees it before or after.
             if len(batch):
                 self._ready = batch
@@ -374,8 +378,10 @@ class NatsWatch(Watch):
                     else:
                         self._check(info, delivered)
                     await self._open(None if fresh else resume_start(delivered))
+                    self._broken = True  # until it is checked, also for who comes after one that was cancelled
                     if not fresh:
                         self._check(await self._api.info(), delivered)
+                    self._broken = False
                     self.resets += 1
                     self._is_back(asyncio.get_running_loop().time())
                     return

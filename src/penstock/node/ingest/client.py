@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from penstock import errors
 from penstock.batch import Batch
+from penstock.disk import ClosingHandle
 from penstock.errors import ClosedError, NotConnected, OptionsError, PenstockError, RetryError, Timeout
 from penstock.log.columns import whole_numbers
 from penstock.net.hosts import check_address
@@ -34,6 +35,7 @@ BATCH_RECORDS: Final = 65_536
 READ_BYTES: Final = 1 << 18
 FIRST_PAUSE_SECONDS: Final = 0.05
 LAST_PAUSE_SECONDS: Final = 0.5
+CLOSED: Final = "is closed"
 
 
 class _Sent(msgspec.Struct):
@@ -42,7 +44,7 @@ class _Sent(msgspec.Struct):
     data: bytes
 
 
-class IngestWriter:
+class IngestWriter(ClosingHandle):
     """Appends to a channel of a node, from any process on its machine; safe to use from several threads.
 
     ``append`` returns when the log has the record, and when it survives a power cut where the channel says
@@ -68,6 +70,7 @@ class IngestWriter:
         content: str = "",
         timeout: float = 60.0,
     ) -> None:
+        super().__init__()
         self.channel, self.timeout, self._content = channel, timeout, content
         self.writer = writer or secrets.token_hex(8)
         self._instance = secrets.token_hex(8)
@@ -83,7 +86,7 @@ class IngestWriter:
         self._durable = -1
         self._limit = wire.MAX_BATCH_BYTES
         self._mutex = threading.RLock()
-        self._closed = False
+        self._closed = ""
         self.has_times = True
 
     # --- Writing
@@ -180,15 +183,18 @@ class IngestWriter:
             try:
                 self.flush()
             finally:
-                self._closed = True
+                self._closed = CLOSED
                 self._hang_up()
 
-    def __enter__(self) -> Self:
-        return self
+    def forked(self) -> None:
+        """Close in the child of a fork: the connection, and the numbers of the records, stay the parent's."""
+        self._mutex = threading.RLock()
+        self._closed = "was opened before a fork: open another one in the child"
+        self._hang_up()
 
     def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
         if exc is not None:
-            self._closed = True
+            self._closed = self._closed or CLOSED
             self._hang_up()
         else:
             self.close()
@@ -208,14 +214,21 @@ class IngestWriter:
             self._connect(deadline)
 
     def _send_all(self, door: socket.socket, data: bytes, deadline: float) -> None:
-        """Send all, taking what comes meanwhile, so that two full buffers never wait for each other."""
+        """Send all, taking what comes meanwhile, so that two full buffers never wait for each other.
+
+        Who cannot send all of it hangs up: what is sent next would be taken for the rest.
+        """
         view = memoryview(data)
-        while view:
-            door.settimeout(min(1.0, _left(deadline, self.channel)))
-            try:
-                view = view[door.send(view[:READ_BYTES]) :]
-            except TimeoutError:
-                self._take_pending(door)
+        try:
+            while view:
+                door.settimeout(min(1.0, _left(deadline, self.channel)))
+                try:
+                    view = view[door.send(view[:READ_BYTES]) :]
+                except TimeoutError:
+                    self._take_pending(door)
+        except BaseException:
+            self._hang_up()
+            raise
 
     def _receive(self, deadline: float) -> None:
         """Take one read of the socket."""
@@ -288,6 +301,9 @@ class IngestWriter:
                 self._hang_up()
                 reason = getattr(exc, "strerror", None) or str(exc) or type(exc).__name__
                 told = isinstance(exc, RetryError)
+            except BaseException:  # an interrupt: nothing goes over what is half greeted
+                self._hang_up()
+                raise
             pause = min(max(2 * pause, FIRST_PAUSE_SECONDS), LAST_PAUSE_SECONDS)
 
     def _greet(self, deadline: float) -> None:
@@ -337,7 +353,7 @@ class IngestWriter:
 
     def _check(self) -> None:
         if self._closed:
-            raise ClosedError(f"{self.channel}: the ingest writer is closed")
+            raise ClosedError(f"{self.channel}: the ingest writer {self._closed}")
 
     def _name(self) -> str:
         return self._place if isinstance(self._place, str) else f"{self._place[0]}:{self._place[1]}"
