@@ -475,10 +475,10 @@ def flat_memory(folder: str, total_bytes: int) -> dict[str, float]:
     return {
         "GiB": total_bytes / 2**30,
         "GB/s": total_bytes / took / 1e9,
-        "writer, first quarter": max(own[: len(own) // 4 + 1]) / 2**20,
-        "writer, at most": max(own) / 2**20,
-        "reader, first quarter": max(theirs[: len(theirs) // 4 + 1]) / 2**20,
-        "reader, at most": max(theirs) / 2**20,
+        "writer, first quarter, MiB": max(own[: len(own) // 4 + 1]) / 2**20,
+        "writer, at most, MiB": max(own) / 2**20,
+        "reader, first quarter, MiB": max(theirs[: len(theirs) // 4 + 1]) / 2**20,
+        "reader, at most, MiB": max(theirs) / 2**20,
     }
 
 

@@ -12,7 +12,7 @@ from penstock.testing.nats import NatsServer
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN_PAGE = ROOT / "tests/support/run_page.py"
-ELSEWHERE = {"spark.md", "fleet.md", "nats.md"}  # these need a JVM or a server
+ELSEWHERE = {"spark.md", "spark-clusters.md", "fleet.md", "nats.md"}  # these need a JVM, a cluster or a server
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs/howto").glob("*.md"))]
 
 

@@ -44,7 +44,8 @@ def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_state_is_kept_backed_up_and_put_back(tmp_path: Path) -> None:
-    data, copy, other = tmp_path / "data", tmp_path / "copy", tmp_path / "other"
+    data = tmp_path / "data"
+    copy, other = tmp_path / "backups/monday", tmp_path / "restored/broker"  # folders above them are made
     with serve("--data", data, "--sync", "always") as broker:
         asyncio.run(leave_messages(broker.port()))
         made = run("backup", copy, "--data", data, "--json")

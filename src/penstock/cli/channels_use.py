@@ -77,7 +77,9 @@ def join(
 
 def broadcast(
     channel: Channel,
-    payload: Annotated[str | None, typer.Argument(help="The message; without it one a line from stdin.")] = None,
+    payload: Annotated[
+        str | None, typer.Argument(help="The message; without it one a line from stdin.", metavar="PAYLOAD")
+    ] = None,
     server: Server = HERE, user: User = None, token: Token = None, ca: Ca = None, insecure: Insecure = False,
     json: JsonOption = False,
 ) -> None:  # fmt: skip
@@ -171,7 +173,9 @@ def history(
 
 def push(
     channel: Channel,
-    payload: Annotated[str | None, typer.Argument(help="The element; without it one a line from stdin.")] = None,
+    payload: Annotated[
+        str | None, typer.Argument(help="The element; without it one a line from stdin.", metavar="PAYLOAD")
+    ] = None,
     server: Server = HERE, user: User = None, token: Token = None, ca: Ca = None, insecure: Insecure = False,
     json: JsonOption = False,
 ) -> None:  # fmt: skip
@@ -260,7 +264,7 @@ def config(
 
 def acl(
     channel: Channel,
-    kind: Annotated[str, typer.Argument(help="join, publish or read.")],
+    kind: Annotated[str, typer.Argument(help="join, publish or read.", metavar="KIND")],
     add: Annotated[
         list[str] | None, typer.Option(help="ann@localhost, or a whole domain; repeatable.", metavar="NID")
     ] = None,

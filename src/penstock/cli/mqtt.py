@@ -69,8 +69,6 @@ def serve(
     """Serve MQTT 3.1, 3.1.1 and 5.0 until SIGTERM or SIGINT.
 
     With --data its state outlives it, also a kill -9.  SIGHUP reads passwords, rules and certificates again.
-
-    Example: penstock mqtt serve --data broker --sync always
     """
     ignore_early_hangups()
     from penstock.mqtt.serve import serve as run_server
@@ -232,7 +230,7 @@ def _ask(data: str, **question: Any) -> Any:
     return ask(os.path.join(data, SOCKET), Question(**question))
 
 
-@app.command()
+@app.command(epilog="Example: penstock mqtt backup --data broker backups/monday")
 def backup(
     out: Annotated[str, typer.Argument(help="A folder that is empty or not there.", metavar="OUT")],
     data: DataOption,
@@ -241,8 +239,6 @@ def backup(
     """Copy what a running broker keeps, while it goes on.
 
     The copy is of one turn; it is read as a start would read it, and compared with what the broker held then.
-
-    Example: penstock mqtt backup --data broker backups/monday
     """
     import os
 
@@ -255,17 +251,15 @@ def backup(
     _tell_backup(found, json, f"{out}: ")
 
 
-@app.command()
+@app.command(epilog="Example: penstock mqtt restore backups/monday --data broker")
 def restore(
-    source: Annotated[str, typer.Argument(help="What backup made.", metavar="BACKUP")],
+    source: Annotated[str, typer.Argument(help="What penstock mqtt backup made.", metavar="BACKUP")],
     data: DataOption,
     json: JsonOption = False,
 ) -> None:
     """Put a backup into a data directory.
 
     It is opened and compared before this ends.
-
-    Example: penstock mqtt restore backups/monday --data broker
     """
     import msgspec
 

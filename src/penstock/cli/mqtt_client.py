@@ -22,13 +22,13 @@ Unix = Annotated[str | None, typer.Option("--unix", help="Connect to a unix sock
 Name = Annotated[str, typer.Option("-i", "--id", help="Client id; given by the broker unless said.")]
 Version = Annotated[str, typer.Option("-V", "--protocol-version", help="mqttv5, mqttv311 or mqttv31; 5, 4 or 3.")]
 KeepAlive = Annotated[int, typer.Option("-k", "--keepalive", help="Seconds.", min=0, max=65535)]
-User = Annotated[str | None, typer.Option("-u", "--username")]
+User = Annotated[str | None, typer.Option("-u", "--username", help="Who logs in.")]
 Password = Annotated[str | None, typer.Option("-P", "--pw", help="Seen by whoever lists processes: -P - asks.")]
 CaFile = Annotated[str | None, typer.Option("--cafile", help="Believe this CA; makes it TLS.", metavar="FILE")]
 Cert = Annotated[str | None, typer.Option("--cert", help="Our own certificate.", metavar="FILE")]
 Key = Annotated[str | None, typer.Option("--key", help="Its key.", metavar="FILE")]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Do not look at the name in the broker's certificate.")]
-Qos = Annotated[int, typer.Option("-q", "--qos", min=0, max=2)]
+Qos = Annotated[int, typer.Option("-q", "--qos", help="At most once, at least once, exactly once.", min=0, max=2)]
 
 
 def register(app: typer.Typer) -> None:
@@ -137,8 +137,8 @@ def sub(
 
 def passwd(
     file: Annotated[str, typer.Argument(help="The password file; made if it is not there.", metavar="FILE")],
-    user: Annotated[str, typer.Argument(metavar="USER")],
-    password: Annotated[str | None, typer.Argument(help="With -b.", metavar="[PASSWORD]")] = None,
+    user: Annotated[str, typer.Argument(help="The name that logs in.", metavar="USER")],
+    password: Annotated[str | None, typer.Argument(help="With -b.", metavar="PASSWORD")] = None,
     batch: Annotated[bool, typer.Option("-b", help="The password is the third word; others can see it.")] = False,
     create: Annotated[bool, typer.Option("-c", help="Begin with an empty file, whatever is there.")] = False,
     delete: Annotated[bool, typer.Option("-D", help="Take the user out.")] = False,
@@ -181,8 +181,8 @@ def passwd(
 
 
 def scram(
-    user: Annotated[str, typer.Argument(metavar="USER")],
-    password: Annotated[str | None, typer.Argument(help="With -b.", metavar="[PASSWORD]")] = None,
+    user: Annotated[str, typer.Argument(help="The name that logs in.", metavar="USER")],
+    password: Annotated[str | None, typer.Argument(help="With -b.", metavar="PASSWORD")] = None,
     batch: Annotated[bool, typer.Option("-b", help="The password is the second word; others can see it.")] = False,
     iterations: Annotated[
         int, typer.Option("--iterations", help="How dear a guess is.", min=4096, max=2**31 - 1)

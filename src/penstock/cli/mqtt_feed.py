@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.output import PROBLEM, emit_json, stderr
+from penstock.cli.output import PROBLEM, JsonOption, emit_json, stderr
 from penstock.errors import OptionsError
 
 if TYPE_CHECKING:
@@ -41,14 +41,14 @@ def feed(
     once: Annotated[bool, typer.Option("--once", help="End when everything that is there now was taken.")] = False,
     version: Annotated[str, typer.Option("-V", "--protocol-version", help="5 or 3.1.1.")] = "5",
     client_id: Annotated[str, typer.Option("-i", "--id", help="Client id; given by the broker unless said.")] = "",
-    user: Annotated[str | None, typer.Option("-u", "--username")] = None,
+    user: Annotated[str | None, typer.Option("-u", "--username", help="Who logs in.")] = None,
     password_file: Annotated[
         str | None, typer.Option("--pw-file", help="Its first line is the password.", metavar="FILE")
     ] = None,
     cafile: Annotated[str | None, typer.Option("--cafile", help="Believe this CA.", metavar="FILE")] = None,
     cert: Annotated[str | None, typer.Option("--cert", help="Our own certificate.", metavar="FILE")] = None,
     key: Annotated[str | None, typer.Option("--key", help="Its key.", metavar="FILE")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Publish the records of a log, as they come, until an interrupt.
 

@@ -21,6 +21,7 @@ import msgspec
 
 from penstock.clock import SYSTEM_CLOCK, shown_ns
 from penstock.disk import Disk, disk_for, save_atomically
+from penstock.disk.plain import make_folders
 from penstock.errors import CorruptionError, NotFoundError, OptionsError
 from penstock.mqtt import state_changes as c
 from penstock.mqtt.broker import Broker
@@ -118,9 +119,16 @@ def facts_of(broker: Broker, position: int, made_ns: int) -> Backup:
     )
 
 
+def _disk_above(folder: str, disk: Disk | None) -> Disk:
+    """Return the disk, or that of the folder, with the folders above that one made."""
+    if disk is None:
+        make_folders(os.path.dirname(os.path.abspath(folder)))
+    return disk or disk_for(folder)
+
+
 async def back_up(kept: KeptBroker, folder: str, disk: Disk | None = None) -> Backup:
     """Copy what a running broker keeps into a folder that is empty or not there."""
-    disk = disk or disk_for(folder)
+    disk = _disk_above(folder, disk)
     disk.make_folder(folder)
     if disk.list(folder):
         raise OptionsError(f"{folder}: it is not empty")
@@ -157,8 +165,8 @@ def put_back(backup: str, data: str, disk: Disk | None = None) -> Backup:
 
     Until that is done no broker opens the directory; another call takes the place of one that was cut short.
     """
-    disk = disk or disk_for(data)
-    wanted = _manifest(backup, disk)
+    wanted = _manifest(backup, disk or disk_for(backup))
+    disk = _disk_above(data, disk)
     disk.make_folder(data)
     journal, mark = os.path.join(data, "journal"), os.path.join(data, RESTORING)
     if disk.stat(mark) is not None:

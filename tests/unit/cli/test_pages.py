@@ -73,3 +73,12 @@ def test_the_help_of_a_command_has_an_example_that_could_be_run(name: str, comma
     meant = command_of(shown.split())
     known = {"--help", *(option for parameter in meant.params for option in parameter.opts)}
     assert set(OPTION.findall(re.sub("'[^']*'", "", shown))) <= known, shown
+
+
+@pytest.mark.parametrize(("name", "command"), list(commands_below(PENSTOCK)), ids=lambda value: str(value)[:40])
+def test_every_word_of_a_command_is_explained_and_shown_in_one_form(name: str, command: Any) -> None:
+    assert "Example" not in (command.help or ""), f"{name} --help shows its example twice, or before its options"
+    for parameter in command.params:
+        assert getattr(parameter, "help", None), f"{name} --help does not say what {parameter.name} is"
+        if parameter.param_type_name == "argument":
+            assert re.fullmatch(r"[^a-z\[\]{}]+", parameter.metavar or parameter.name), f"{name} {parameter.name}"

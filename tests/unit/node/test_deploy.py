@@ -43,6 +43,16 @@ def test_every_metric_that_is_named_exists(file: str) -> None:
     assert named - known() == set()
 
 
+def test_every_metric_that_a_page_names_exists() -> None:
+    root = DEPLOY.parent
+    pages = [root / "README.md", *(root / "docs").rglob("*.md")]
+    shown = re.compile(r"`(penstock_[a-z0-9_]+)[`{]")  # a whole name: penstock_mqtt_* is none
+    named = {(page.name, name) for page in pages for name in shown.findall(page.read_text(encoding="utf-8"))}
+    assert len(named) > 10
+    names = known()
+    assert {(page, name) for page, name in named if name not in names} == set()
+
+
 def test_names_of_metrics_follow_the_rules() -> None:
     for metric in REGISTRY._metrics.values():
         assert re.fullmatch(r"[a-z][a-z0-9_]*", metric.name), metric.name
