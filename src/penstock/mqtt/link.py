@@ -387,8 +387,7 @@ class Link(Handshake):
         received = session.received
         ids = range(first, first + count)
         if session.unsettled:
-            for packet_id in ids:
-                session.unsettled.pop(packet_id, None)
+            session.unsettled.forget(ids)
         if received.issuperset(ids) or not self.version5:
             received.difference_update(ids)
             if self.broker.journal.keeps and session.persistent:

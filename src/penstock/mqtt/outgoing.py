@@ -22,7 +22,6 @@ from penstock.mqtt.packets import Properties
 from penstock.mqtt.properties import encode_varint
 from penstock.mqtt.reasons import Reason
 from penstock.mqtt.session import Session, Waiting
-from penstock.mqtt.state_changes import ranges
 
 if TYPE_CHECKING:
     from penstock.mqtt.broker import Broker
@@ -424,11 +423,11 @@ class Outgoing(Sink):
         """
         broker = self.broker
         if first == 0x50 and session is not None and broker.sessions.get(session.client_id) is session:
-            freed = session.forget_refused(range(packet_id, packet_id + count), tickets)  # not what has come anew since
-            session.received.difference_update(freed)
-            if broker.journal.keeps and session.persistent:
-                for start, some in ranges(freed):
-                    broker.journal.freed(session, start, some)
+            unsettled, ids = session.unsettled, range(packet_id, packet_id + count)
+            for freed in unsettled.forget_refused(ids, tickets) if unsettled else ():  # not what has come anew since
+                session.received.difference_update(freed)
+                if broker.journal.keeps and session.persistent:
+                    broker.journal.freed(session, freed.start, len(freed))
         if self.session is None or self._state is not ConnectionState.OPEN:
             return
         if self.version5:

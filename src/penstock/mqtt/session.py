@@ -5,8 +5,8 @@ A session outlives its connections.  ``link`` is the connection it has now, or N
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator
 from math import inf
 from typing import TYPE_CHECKING, Final
 
@@ -17,6 +17,7 @@ from penstock.kernel.mqttrelay import Outlet
 from penstock.mqtt.exchange import Exchange
 from penstock.mqtt.packets import Will
 from penstock.mqtt.routes import Subscription
+from penstock.mqtt.unsettled import Unsettled
 
 if TYPE_CHECKING:
     from penstock.mqtt.gate import Ticket
@@ -152,8 +153,8 @@ class Session(Outlet):
         self.exchange = Exchange()
         self.received: set[int] = set()
         """Packet ids of QoS 2 messages that were taken and not released yet."""
-        self.unsettled: OrderedDict[int, list[Ticket]] | None = None
-        """What the acknowledgement of each of them waits for, by packet id: no more of them than there are ids."""
+        self.unsettled: Unsettled | None = None
+        """What the acknowledgement of each of them waits for."""
         self.queue: deque[Waiting] = deque()
         self.queued_messages = self.queued_bytes = 0
         self.resend: int | None = None
@@ -175,26 +176,13 @@ class Session(Outlet):
 
     def note_unsettled(self, ids: range, tickets: list[Ticket]) -> None:
         """Remember what the acknowledgement of QoS 2 messages waits for, as long as it does."""
-        unsettled = self.unsettled
-        if unsettled is None:
-            unsettled = self.unsettled = OrderedDict()
-        while unsettled and not _unsettled(unsettled[next(iter(unsettled))]):
-            unsettled.popitem(last=False)
-        unsettled.update(dict.fromkeys(ids, tickets))
+        if self.unsettled is None:
+            self.unsettled = Unsettled()
+        self.unsettled.note(ids, tickets)
 
     def open_tickets(self, packet_id: int) -> list[Ticket]:
         """Return what the acknowledgement of a QoS 2 message still waits for, and what has refused it."""
-        return _unsettled(self.unsettled.get(packet_id, ())) if self.unsettled else []
-
-    def forget_refused(self, ids: range, tickets: list[Ticket]) -> set[int]:
-        """Return those ids that still stand for the messages that these tickets refused, and forget them."""
-        unsettled = self.unsettled
-        if unsettled is None:
-            return set()
-        found = {packet_id for packet_id in ids if any(ticket in tickets for ticket in unsettled.get(packet_id, ()))}
-        for packet_id in found:
-            del unsettled[packet_id]
-        return found
+        return self.unsettled.tickets(packet_id) if self.unsettled else []
 
     @property
     def persistent(self) -> bool:
@@ -277,8 +265,3 @@ class Session(Outlet):
         else:
             self.drops.append(Drop(when, name, count, reason))
             del self.drops[:-MOST_DROPS]
-
-
-def _unsettled(tickets: Sequence[Ticket]) -> list[Ticket]:
-    """Return those that are open or have refused: done is what has nothing to say any more."""
-    return [ticket for ticket in tickets if ticket.open or ticket.reason]
